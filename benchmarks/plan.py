@@ -11,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from prony.cli.study_output import make_forecast
+from prony.engine.forecast import make_forecast
+from prony.engine.progress import silent
 from prony.study.study_file import StudyFileOptions, parse_study
 from prony_node.workloads import find_workload
 
@@ -36,7 +37,7 @@ def main(trials: int = 100_000) -> None:
     with tempfile.TemporaryDirectory() as root:
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
         study = parse_study(text, "many.yaml", StudyFileOptions(None), find_workload)
-        forecast = make_forecast(study, Path(root))
+        forecast = make_forecast(study, Path(root), silent)
         took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from prony.study.search import BETTER, Search, run_search
+from prony.study.search import BETTER, Search
 from prony.study.search_space import BATCH, Candidate, Goal, Screening, Space, result_of
 from prony_node.contract.machine import Machine
 from prony_node.workloads import find_workload
-from tune_replay import Replay
+from tune_replay import Replay, search_with
 from tune_surface import GIB, Surface
 
 
@@ -47,7 +47,7 @@ def prony(surface: Surface, seed: int, budget_s: float, goal: Goal) -> Score:
     """The search as `prony tune` makes it, its A/B included."""
     replay, start = Replay(surface, seed), default_start(surface)
     search = Search(space_of(surface), start, budget_s=budget_s, rules=goal.rules)
-    found = run_search(search, replay, goal)
+    found = search_with(search, replay, goal)
     shares = (found.search_s / surface.sweep_s, replay.spent_s / surface.sweep_s)
     shown = any(one.verdict == BETTER for one in found.confirmed)
     return _score(surface, replay, found.chosen(start), goal, shares, found.decided(start), shown)

@@ -7,14 +7,28 @@ gives in a walk differs from its truth as a run of its own would: nothing is sha
 from __future__ import annotations
 
 import random
-from typing import Any
 
-from prony.study.search import SearchRun
-from prony.study.search_space import Candidate, PairRun, Screening
+from prony.study.search import Search, SearchOutcome, SearchRun, next_runs
+from prony.study.search_space import Candidate, Goal, PairRun, Screening
+from prony_node.contract.record import (
+    RECORD_SCHEMA,
+    Facts,
+    Failure,
+    Metric,
+    Phase,
+    Provenance,
+    Record,
+    RecordedTrial,
+    WorkDone,
+)
 from prony_node.stats import StopRule, Tracker
 from tune_surface import Entry, Surface
 
 TICK_S = 0.1  # of an energy counter: a window of W seconds is known to 0.1 / W
+
+
+def metric(unit: str, value: float, low: float | None = None, high: float | None = None) -> Metric:
+    return Metric(value, low, high, unit=unit, scope="all devices", source="a surface")
 
 
 class Replay:
@@ -35,7 +49,7 @@ class Replay:
         made: list[SearchRun] = []
         for candidate in ask.candidates:
             made.append(self._make(self.entry(candidate), ask.seconds, fresh=not made))
-            if made[-1].record["status"] != "ok":
+            if made[-1].record.status != "ok":
                 break
         return made
 
@@ -49,11 +63,11 @@ class Replay:
         self.spent_s += cost_s
         return SearchRun(record, cost_s, fresh)
 
-    def _failed(self, entry: Entry) -> tuple[dict[str, Any], float]:
-        failure = {"kind": entry.kind, "message": entry.message}
-        return {**self._frame(entry), "status": "failed", "failure": failure, "metrics": {}}, 0.0
+    def _failed(self, entry: Entry) -> tuple[Record, float]:
+        failure = Failure(entry.kind, entry.message)  # type: ignore[arg-type]  # as the surface has it
+        return self._record(entry, {}, {}, failure), 0.0
 
-    def _good(self, entry: Entry, seconds: float) -> tuple[dict[str, Any], float]:
+    def _good(self, entry: Entry, seconds: float) -> tuple[Record, float]:
         off = 1.0 if self.exact else 1.0 + self.rng.gauss(0.0, self.surface.deviation_of(entry))
         tracker = Tracker(StopRule(tolerance=0.01, min_time_s=min(10.0, seconds), max_time_s=seconds))
         position = 0 if self.exact else self.rng.randrange(len(entry.block_us))
@@ -64,14 +78,15 @@ class Replay:
             measured_s, position = measured_s + duration_s, position + 1
             ended = tracker.due() and tracker.decide().stop
         rate = self._rate(entry, tracker, measured_s)
-        metrics = {"throughput": rate, "cold_start": {"value": entry.cold_start_s, "unit": "s"}}
-        metrics["peak_memory"] = {"value": entry.memory, "unit": "B"}
+        metrics = {"throughput": rate, "cold_start": metric("s", entry.cold_start_s)}
+        if entry.memory is not None:
+            metrics["peak_memory"] = metric("B", entry.memory)
         if entry.power_w:
-            metrics |= self._energy(entry, rate["value"], measured_s)
-        phases = {"build": {"seconds": entry.own_s}, "steady": {"seconds": measured_s}}
-        return {**self._frame(entry), "status": "ok", "failure": None, "metrics": metrics, "phases": phases}, measured_s
+            metrics |= self._energy(entry, rate.value or 0.0, measured_s)
+        phases = {"build": Phase(entry.own_s), "steady": Phase(measured_s)}
+        return self._record(entry, metrics, phases), measured_s
 
-    def _energy(self, entry: Entry, rate: float, measured_s: float) -> dict[str, Any]:
+    def _energy(self, entry: Entry, rate: float, measured_s: float) -> dict[str, Metric]:
         """Power as recorded, off by what a counter's ticks leave unknown."""
         assert entry.power_w is not None
         unknown = TICK_S / measured_s
@@ -79,24 +94,47 @@ class Replay:
         if not self.exact:
             power_w *= 1.0 + self.rng.uniform(-unknown, unknown) + self.rng.gauss(0.0, self.surface.power_deviation)
         value = 3600.0 * rate / power_w
-        ends = {"low": value * (1.0 - unknown), "high": value * (1.0 + unknown)}
+        low, high = value * (1.0 - unknown), value * (1.0 + unknown)
         return {
-            "power": {"value": power_w, "unit": "W"},
-            "samples_per_wh": {"value": value, **ends, "unit": f"{self.surface.unit}/Wh"},
+            "power": metric("W", power_w),
+            "samples_per_wh": metric(f"{self.surface.unit}/Wh", value, low, high),
         }
 
-    def _rate(self, entry: Entry, tracker: Tracker, measured_s: float) -> dict[str, Any]:
+    def _rate(self, entry: Entry, tracker: Tracker, measured_s: float) -> Metric:
         estimate = tracker.estimate()
         units = entry.units_a_step or 0.0
         if self.exact or estimate is None:  # of a step longer than the run there is no interval
-            value = entry.rate
-            return {"value": value, "low": value, "high": value, "unit": f"{self.surface.unit}/s"}
+            return metric(f"{self.surface.unit}/s", entry.rate, entry.rate, entry.rate)
         ends = (estimate.step_time_s, estimate.step_time_high_s, estimate.step_time_low_s)
         value, low, high = (units / one for one in ends)
-        return {"value": value, "low": low, "high": high, "unit": f"{self.surface.unit}/s"}
+        return metric(f"{self.surface.unit}/s", value, low, high)
 
-    def _frame(self, entry: Entry) -> dict[str, Any]:
+    def _record(
+        self, entry: Entry, metrics: dict[str, Metric], phases: dict[str, Phase], failure: Failure | None = None
+    ) -> Record:
         settings = {**self.surface.fixed, **entry.settings}
-        trial = {"workload": self.surface.workload, "settings": settings, "effective": settings, "hash": ""}
-        facts = {"devices": [{"memory_total_bytes": self.surface.memory_total}]}
-        return {"id": f"replay-{self.processes}", "trial": trial, "facts": facts, "checks": [], "phases": {}}
+        return Record(
+            schema=RECORD_SCHEMA,
+            id=f"replay-{self.processes}",
+            trial=RecordedTrial(self.surface.workload, settings, effective=settings),
+            status="ok" if failure is None else "failed",
+            failure=failure,
+            metrics=metrics,
+            phases=phases,
+            checks=(),
+            work=WorkDone(),
+            fingerprint=Provenance(),
+            facts=Facts(),
+        )
+
+
+def search_with(search: Search, replay: Replay, goal: Goal) -> SearchOutcome:
+    """The search, answered by a replay."""
+    asks = next_runs(search, goal)
+    try:
+        ask = next(asks)
+        while True:
+            ask = asks.send(replay.screen(ask) if isinstance(ask, Screening) else [replay.run(ask)])
+    except StopIteration as end:
+        found: SearchOutcome = end.value
+        return found

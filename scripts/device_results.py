@@ -39,7 +39,6 @@ from prony.study.request import parse_seconds, parse_trial
 from prony.study.study import load_suites
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.record import parse_record
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
@@ -220,7 +219,7 @@ def run(trial: Trial, runs: Path, stop: Stop, repeat: int = 0, energy: bool = Tr
         record = made.collect()
     except RequestError as error:
         return str(error)
-    return "" if record["status"] == "ok" else first_line(parse_record(record))
+    return "" if record.status == "ok" else first_line(record)
 
 
 def warm_all(tasks: list[Task], options: argparse.Namespace, began: float) -> None:

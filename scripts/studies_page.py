@@ -32,7 +32,8 @@ from page_tables import put_lines, put_table
 from prony.analysis.claims import UNTESTED, Judged, holds_rounded, judge
 from prony.analysis.published_tables import Cell, Ours, StudyResults, Table, TableRow, gather, total
 from prony.cli.figures import file_names
-from prony.cli.study_output import Shown, show_study
+from prony.engine.progress import silent
+from prony.engine.published import ShownStudy, show_study
 from prony.report.drawing import require_plots
 from prony.report.published import TITLE, Captioned, claim_lines, grid_lines, reasons, units, units_of_ours
 from prony.store.archive import unpacked
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
                 archive.open("rb") as file,
                 unpacked(file, Path(place), str(archive)) as found,
             ):
-                shown = show_study(load_study(name, SIZE, (), find_workload), found.folders[0].parent)
+                shown = show_study(load_study(name, SIZE, (), find_workload), found.folders[0].parent, silent)
             put_lines(options.page, name, lines_of(shown))
             if options.figures:
                 draw(shown, options.figures)
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def lines_of(shown: Shown) -> list[str]:
+def lines_of(shown: ShownStudy) -> list[str]:
     """The tables, figures and claims that have something of ours."""
     figures = figures_of(shown)
     tables = kept_tables(shown, figures.values())
@@ -105,7 +106,7 @@ def lines_of(shown: Shown) -> list[str]:
 # --- tables ---
 
 
-def kept_tables(shown: Shown, figures: Iterable[Captioned]) -> list[Table]:
+def kept_tables(shown: ShownStudy, figures: Iterable[Captioned]) -> list[Table]:
     """The tables of the page, each with the rows and columns that it needs."""
     there = {one for figure in figures for one in figure.plot.trials}
     candidates = [table for table in shown.tables if any(cell.ratio is not None for cell in table.cells())]
@@ -169,7 +170,7 @@ def headed(table: Table) -> str:
 # --- what a reader needs besides ---
 
 
-def differences_of(shown: Shown) -> list[str]:
+def differences_of(shown: ShownStudy) -> list[str]:
     """What is not the same on both sides, over all tables."""
     cells = [cell for table in shown.tables for cell in table.cells() if cell.differs]
     told = [
@@ -184,7 +185,7 @@ def some(values: Collection[str]) -> str:
     return ", ".join(list(values)[:SOME]) + more
 
 
-def not_run(shown: Shown) -> list[str]:
+def not_run(shown: ShownStudy) -> list[str]:
     """The trials on one device that the archive lacks."""
     alone = [trial for trial in shown.known.trials if total(trial) == 1]
     missing = [trial for trial in alone if trial.hash not in shown.known.records]
@@ -201,14 +202,14 @@ def not_run(shown: Shown) -> list[str]:
     ]
 
 
-def figures_of(shown: Shown) -> dict[str, Captioned]:
+def figures_of(shown: ShownStudy) -> dict[str, Captioned]:
     """The plots with something of ours, by the names that `prony figures` gives them."""
     drawn = [one for one in shown.plots if one.plot.panels]
     names = file_names([one.plot.spec.title for one in drawn], shown.study.name)
     return {name: one for name, one in zip(names, drawn, strict=True) if one.plot.has_ours}
 
 
-def left_out(shown: Shown, tables: Iterable[Table]) -> list[str]:
+def left_out(shown: ShownStudy, tables: Iterable[Table]) -> list[str]:
     untested = sum(one.verdict == UNTESTED for one in shown.claims)
     titles = {table.spec.title for table in tables}
     absent = [table.spec.title for table in shown.tables if table.spec.title not in titles]
@@ -218,7 +219,7 @@ def left_out(shown: Shown, tables: Iterable[Table]) -> list[str]:
     return [*found, f"`prony study show {shown.study.name}` prints them all."] if found else []
 
 
-def draw(shown: Shown, folder: Path) -> None:
+def draw(shown: ShownStudy, folder: Path) -> None:
     """The figures of the page; those of the study that it has no more are removed."""
     from prony.report.published_plots import plot_file
 

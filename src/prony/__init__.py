@@ -10,7 +10,25 @@ from typing import TYPE_CHECKING, Any
 from prony_node import __version__
 
 if TYPE_CHECKING:
-    from prony.api import compare, load, run, run_study, scale, screen, sweep, tune
+    from prony.api import (
+        collect,
+        compare,
+        export_runs,
+        import_runs,
+        jobs,
+        judge_screening,
+        load,
+        plan_study,
+        run,
+        run_study,
+        scale,
+        screen,
+        show_study,
+        study_status,
+        sweep,
+        tune,
+        verify,
+    )
     from prony.engine.options import SiteOptions
     from prony_node.contract.errors import RequestError
 
@@ -18,14 +36,23 @@ __all__ = [
     "RequestError",
     "SiteOptions",
     "__version__",
+    "collect",
     "compare",
+    "export_runs",
+    "import_runs",
+    "jobs",
+    "judge_screening",
     "load",
+    "plan_study",
     "run",
     "run_study",
     "scale",
     "screen",
+    "show_study",
+    "study_status",
     "sweep",
     "tune",
+    "verify",
 ]
 
 

@@ -8,16 +8,17 @@ printed. Runs are made in processes of their own; start them from the main threa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, BinaryIO
 
 from prony.engine.ask_node import find_machine, find_model_file
 from prony.engine.execute import execute
-from prony.engine.history import open_store, runs_root, updated_store
-from prony.engine.options import Options, SiteOptions, SiteSession
-from prony.engine.progress import Report, Warned, silent, warner
+from prony.engine.history import open_store, runs_root, stored_repeats, updated_store
+from prony.engine.options import Options, PlannedFile, SiteOptions, SiteSession
+from prony.engine.progress import Report, Warned, noter, silent, warner
 from prony.engine.runs import StudyOutcome
 from prony.sites.job import BLOCK
 from prony.sites.site import Partition, find_site
@@ -33,9 +34,8 @@ from prony.study.study import (
     study_of_trials,
     study_of_words,
 )
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import ParameterError, RequestError, unknown
 from prony_node.contract.record import Record, using
-from prony_node.contract.run_folder import NO
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import SUSTAINED_REPEATS, SUSTAINED_WINDOW_S, Stop, Trial
 from prony_node.workloads import WORKLOADS, find_workload
@@ -44,8 +44,16 @@ from prony_node.workloads.config import Workload
 if TYPE_CHECKING:
     from prony.analysis.compare import Comparison
     from prony.analysis.scaling import Scaling
+    from prony.engine.forecast import StudyForecast, StudyStatus
+    from prony.engine.published import ShownStudy
+    from prony.engine.screening import ScreeningVerdict
     from prony.engine.search import TuningOutcome
+    from prony.engine.transfer import AnchorsTaken, Arrival, Rebuilt
+    from prony.sites.job import Job
+    from prony.sites.site_check import Finding
+    from prony.store.transfer import ImportResult
     from prony.study.study import ScalingTrials
+    from prony_node.contract.run_folder import Verification
 
 SettingValue = Value | float | Sequence[Value | float]  # of a keyword setting; several values where a grid is meant
 AT_SITE = SiteOptions()
@@ -210,7 +218,7 @@ class OpenedStudy:
     """A study, and what plans carry of the model files that it names."""
 
     study: Study
-    files: dict[str, dict[str, object]]
+    files: dict[str, PlannedFile]
 
 
 def open_study(
@@ -224,7 +232,7 @@ def open_study(
     """Read and check a study, by its name in the catalog or its file; model files are asked from a node process."""
     from prony.study.study_file import load_study
 
-    files: dict[str, dict[str, object]] = {}
+    files: dict[str, PlannedFile] = {}
 
     def find(name: str) -> Workload:
         model = find_model_file(name, progress)
@@ -263,6 +271,60 @@ def run_study(
     return execute(opened.study, options, progress)
 
 
+def plan_study(
+    target: str | OpenedStudy,
+    *words: str,
+    size: str | None = None,
+    parts: Sequence[str] = (),
+    site: str | None = None,
+    runs: Path | str | None = None,
+    progress: Report = silent,
+    **settings: SettingValue,
+) -> StudyForecast:
+    """What a study would run, what of it is finished under `runs`, and what the rest costs by earlier records."""
+    from prony.engine.forecast import make_forecast
+
+    root = runs_root(_path(runs))
+    study = _opened(target, _words(words, settings), size, parts, site, progress).study
+    return make_forecast(study, root, progress)
+
+
+def study_status(
+    target: str | OpenedStudy,
+    *words: str,
+    size: str | None = None,
+    parts: Sequence[str] = (),
+    site: str | None = None,
+    runs: Path | str | None = None,
+    progress: Report = silent,
+    **settings: SettingValue,
+) -> StudyStatus:
+    """What of a study is done under `runs`, what failed and what is left."""
+    from prony.engine.forecast import make_status
+
+    root = runs_root(_path(runs))
+    opened = _opened(target, _words(words, settings), size, parts, site, progress)
+    return make_status(opened.study, root, progress, opened.files)
+
+
+def show_study(
+    target: str | OpenedStudy,
+    *words: str,
+    size: str | None = None,
+    parts: Sequence[str] = (),
+    site: str | None = None,
+    runs: Path | str | None = None,
+    progress: Report = silent,
+    **settings: SettingValue,
+) -> ShownStudy:
+    """The tables, plots and claims of the publication that a study repeats, with the runs under `runs` in them."""
+    from prony.engine.published import show_study as show
+
+    root = runs_root(_path(runs))
+    study = _opened(target, _words(words, settings), size, parts, site, progress).study
+    return show(study, _root_of(study, root), progress)
+
+
 def tune(
     workload: str,
     *words: str,
@@ -278,18 +340,17 @@ def tune(
 
     A setting with one value is fixed, one with several is searched. `within` holds bounds such as "memory<40GiB".
     """
-    from prony.engine.search import Tuning, search_settings
+    from prony.engine.search import TuningStudy, search_settings
     from prony.study.search_space import find_goal, parse_limits, split_searched
 
     root = runs_root(_path(out))
-    wanted, limits, budget_s = find_goal(goal), parse_limits(within), parse_seconds(str(budget), "--budget")
+    wanted, limits, budget_s = find_goal(goal), tuple(parse_limits(within)), parse_seconds(str(budget), "budget")
     model = find_model_file(workload, progress)
     found = model.workload if model else find_workload(workload)
     fixed, lists = split_searched(found, _words(words, settings))
-    tuning = Tuning(
-        workload, found, found.parse(fixed), wanted, limits, budget_s, root, progress, model.plan if model else None
-    )
-    return search_settings(tuning, lists, share)
+    study = TuningStudy(workload, found, found.parse(fixed), lists, wanted, limits, budget_s)
+    files = {found.name: model.plan} if model else {}
+    return search_settings(study, Options(root, share=share, files=files), progress)
 
 
 def screen(
@@ -362,7 +423,6 @@ def compare(
     The variation between runs of a single run is taken from the good runs of its workload under `runs`.
     """
     from prony.analysis.compare import compare as compare_records
-    from prony.analysis.variation import Repeat
 
     ours, theirs = ([side] if isinstance(side, Record) else list(side) for side in (a, b))
     if not ours or not theirs:
@@ -371,22 +431,151 @@ def compare(
     if both:
         raise RequestError(f"{', '.join(both)} is on both sides; compare a run with another one")
     if paired and len(ours) != len(theirs):
-        raise RequestError(f"pairs need as many runs on both sides, got {len(ours)} and {len(theirs)}")
-    pool: list[Repeat] = []
+        raise ParameterError("paired", f"needs as many runs on both sides, got {len(ours)} and {len(theirs)}")
     root = runs_root(_path(runs))
-    if root.is_dir():
-        store = updated_store(root, progress)
-        workloads = dict.fromkeys(record.trial.workload for record in (*ours, *theirs))
-        pool = [
-            Repeat(
-                one.id, one.workload, one.device, (one.machine, one.software), one.effective or one.settings, one.rate
-            )
-            for workload in workloads
-            for one in store.runs(workload=workload, status="ok")
-            if one.rate is not None and one.rate > 0.0 and one.verified != NO
-        ]
+    pool = stored_repeats(updated_store(root, progress), [*ours, *theirs]) if root.is_dir() else []
     with using(*(record.id for record in (*ours, *theirs))):
         return compare_records(ours, theirs, pool, paired or None)
+
+
+def judge_screening(outcome: StudyOutcome) -> ScreeningVerdict:
+    """Which nodes of a screening are unlike the others, and which have no rate."""
+    from prony.engine.screening import judge_screening as judge
+
+    return judge(outcome)
+
+
+def verify(*targets: str, runs: Path | str | None = None, progress: Report = silent) -> Iterator[Verification]:
+    """Hold records against their manifests and files: of runs, folders of runs, or tars of `prony store export`.
+
+    The verdicts come one by one; a run that is named is marked in the index under `runs`.
+    """
+    from prony.engine.verify import verify_target
+
+    for target in targets:
+        yield from verify_target(target, _path(runs), progress)
+
+
+def jobs(runs: Path | str | None = None, progress: Report = silent) -> list[Job]:
+    """Every job that was submitted from here, brought up to date."""
+    from prony.engine.site import list_jobs
+
+    return list_jobs(_path(runs), progress)
+
+
+def collect(wait: bool = False, runs: Path | str | None = None, progress: Report = silent) -> list[Job]:
+    """Bring every job up to date and index what has come; the jobs that are still open. `wait` stays until none is."""
+    from prony.engine.site import collect_jobs
+
+    return collect_jobs(_path(runs), wait, progress)
+
+
+def push_runs(
+    *names: str, to: str | None = None, runs: Path | str | None = None, progress: Report = silent
+) -> ImportResult:
+    """Put run folders (those named, else all) into a team's store or another folder."""
+    from prony.engine import transfer
+
+    return transfer.push_runs(names, to, _path(runs), progress)
+
+
+def pull_runs(
+    *names: str, source: str | None = None, runs: Path | str | None = None, progress: Report = silent
+) -> Arrival:
+    """Fetch missing run folders (those named, else all) from a team's store or another folder, and verify them."""
+    from prony.engine import transfer
+
+    return transfer.pull_runs(names, source, _path(runs), progress)
+
+
+def import_runs(*sources: Path | str | BinaryIO, runs: Path | str | None = None) -> Arrival:
+    """Take in runs from files (tar, JSON lines, Parquet, CSV; an open stream is a tar), and verify them."""
+    from prony.engine import transfer
+
+    return transfer.import_runs([Path(one) if isinstance(one, str) else one for one in sources], _path(runs))
+
+
+def import_anchors(
+    *paths: Path | str,
+    form: str,
+    source: str,
+    mapping: Mapping[str, str] = MappingProxyType({}),
+    fixed: Mapping[str, str] = MappingProxyType({}),
+    runs: Path | str | None = None,
+) -> AnchorsTaken:
+    """Take in figures of others; `mapping` says which column holds which field, `fixed` what holds for all."""
+    from prony.engine import transfer
+
+    return transfer.import_anchors([Path(one) for one in paths], form, source, mapping, fixed, _path(runs))
+
+
+def export_runs(
+    file: Path | str | BinaryIO,
+    *names: str,
+    where: str = "",
+    form: str | None = None,
+    runs: Path | str | None = None,
+    progress: Report = silent,
+) -> int:
+    """Write run folders (tar) or records (JSON lines, Parquet, CSV): those named or found by `where`; how many."""
+    from prony.engine import transfer
+
+    place = Path(file) if isinstance(file, str) else file
+    return transfer.export_runs(place, names, where, form, _path(runs), progress)
+
+
+def rebuild_index(quick: bool = False, runs: Path | str | None = None) -> Rebuilt:
+    """Make the index of a root anew, and mark runs that differ from their files; `quick` checks manifests alone."""
+    from prony.engine import transfer
+
+    return transfer.rebuild_index(quick, _path(runs))
+
+
+def build_image(
+    vendor: str = "cpu",
+    *,
+    engine: str = "podman",
+    architectures: Sequence[str] = (),
+    tag: str | None = None,
+    base: str | None = None,
+    torch: str | None = None,
+    checkout: Path | str | None = None,
+    dry_run: bool = False,
+    progress: Report = silent,
+) -> None:
+    """Build an image from containers/ of a checkout; each command is a note to `progress`."""
+    from prony.sites.image import Build, architecture
+    from prony.sites.image import build_image as build
+
+    wanted = tuple(architecture(one) for one in architectures)
+    asked = Build(engine, vendor, wanted, tag or f"prony-{vendor}", base, torch)
+    build(asked, _path(checkout) or Path(__file__).parents[2], noter(progress), dry_run)
+
+
+def check_images(site: str, *, partition: str | None = None, progress: Report = silent) -> Iterator[Finding]:
+    """Whether the images of a site fit its nodes, and start where they can run here."""
+    from prony.engine.site import find_partition
+    from prony.sites.image import check_images as check
+
+    found = find_site(site)
+    if found.container.engine == "none" and found.kind != "kubernetes":
+        raise RequestError(f"{found.name} uses no container; `container: engine:` in its file names one")
+    names = [partition] if partition is not None else list(found.partitions)
+    for chosen in [find_partition(found, name, progress) for name in names]:
+        yield from check(found, chosen)
+
+
+def _opened(
+    target: str | OpenedStudy,
+    words: list[str],
+    size: str | None,
+    parts: Sequence[str],
+    site: str | None,
+    progress: Report,
+) -> OpenedStudy:
+    if isinstance(target, OpenedStudy):
+        return target
+    return open_study(target, *words, size=size, parts=parts, site=site, progress=progress)
 
 
 def _path(place: Path | str | None) -> Path | None:
@@ -413,8 +602,9 @@ def _shown(value: SettingValue) -> str:
 
 def _check_site_options(has_jobs: bool, at: SiteOptions) -> None:
     """Refuse what is about jobs where there are none."""
-    if not has_jobs and (at.partition or at.detach or at.dry_run):
-        raise RequestError("--partition, --detach and --dry-run are about jobs of a site; --site says where")
+    given = [name for name in ("partition", "detach", "dry_run") if getattr(at, name)]
+    if given and not has_jobs:
+        raise ParameterError(given[0], "is about jobs of a site, and no site is given")
 
 
 def _session(name: str, at: SiteOptions, out: Path | str | None, progress: Report) -> SiteSession:
@@ -436,7 +626,7 @@ def _root_of(study: Study, root: Path) -> Path:
 
 def _sustained(stop: Stop, was_given: bool) -> Stop:
     if was_given and stop.max_time_s < SUSTAINED_WINDOW_S:
-        raise RequestError(f"--sustained measures for {SUSTAINED_WINDOW_S:g} s or more: --max-time is less")
+        raise ParameterError("sustained", f"measures for {SUSTAINED_WINDOW_S:g} s or more: the time given is less")
     return stop.sustained()
 
 
@@ -489,9 +679,10 @@ def _refuse_lonely_nodes(series: ScalingTrials) -> None:
     if all(trial.settings.get("nodes", 1) == 1 for trial in series.trials):
         return
     if not os.environ.get(RENDEZVOUS) or os.environ.get(NODE_RANK) != "0":
-        raise RequestError(
-            f"--nodes needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
-            "the other nodes are started by you, as docs/how-to/scale.md says; --site NAME starts all of them"
+        raise ParameterError(
+            "nodes",
+            f"needs {RENDEZVOUS}=HOST:PORT, an address of this node where all meet, and {NODE_RANK}=0; "
+            "the other nodes are started by you, as docs/how-to/scale.md says; a site starts all of them",
         )
 
 

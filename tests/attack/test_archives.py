@@ -34,11 +34,11 @@ try:
     import pyarrow.parquet
 except ImportError:
     pass
-from prony.cli.store import import_runs
+from prony.engine.transfer import import_file
 from prony_node.contract.errors import RequestError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    arrived = import_runs(sys.argv[1], Path(sys.argv[2]))
+    arrived = import_file(Path(sys.argv[1]), Path(sys.argv[2]))
     print(len(arrived.new), "imported", [one.reason for one in arrived.refused])
 except RequestError as error:
     print("refused:", error)

@@ -493,7 +493,7 @@ def test_a_record_in_another_users_folder_is_not_taken_for_that_of_the_run(
     run.start()
     for _ in run.follow():
         pass
-    assert run.collect()["status"] == "failed"
+    assert run.collect().status == "failed"
     os.chown(run.folder, stranger.uid, stranger.gid)
     with pytest.raises(RequestError, match="a folder of theirs in the place of"):
         run.collect()

@@ -18,10 +18,10 @@ import pytest
 from prony.analysis.compare import compare
 from prony.analysis.scaling import scaling
 from prony.cli.present import exit_code
-from prony.cli.screen import rates_of
-from prony.cli.study_output import _good_or_failed
 from prony.engine.progress import StudyProgress
+from prony.engine.published import _good_or_failed
 from prony.engine.runs import doubts, trouble
+from prony.engine.screening import rates_of
 from prony.report.plot_data import sweeps
 from prony.study.search_space import Candidate, find_goal, result_of
 from prony_node.contract.record import parse_record
@@ -197,7 +197,7 @@ def test_an_unverified_run_is_shown_doubted_and_never_the_best(good: dict[str, A
     tally.learn(Trial("resnet50", {"mode": "train"}), parse_record(edited))
     assert not tally.best
     assert "1 of 2 done, 1 left" in tally.line()
-    found = result_of(edited, Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
+    found = result_of(parse_record(edited), Candidate((("batch_size", 8),)), find_goal("throughput"), 12.0)
     assert (found.value, found.failure) == (None, "unverified: it has no manifest")
     assert any("there is no manifest" in doubt for doubt in compare(parse_record(good), parse_record(edited)).doubts)
 

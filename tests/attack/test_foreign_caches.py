@@ -11,21 +11,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prony.engine import search
+from prony.engine import local
 from prony.engine.progress import silent
+from prony.engine.runs import TrialRun
 from prony.sites import collect, locks, node
 from prony.store.index import index_place
-from prony.study.search_space import Candidate, Screening
 from prony_node.backends.torch import compiling
 from prony_node.backends.torch.compiling import use_cache
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.machine import identify
 from prony_node.contract.safe_files import NotPlain, make_own_folder
+from prony_node.contract.trial import Stop
 from prony_node.facts import software
 from prony_node.run.claim import own_plan
 from prony_node.run.processes import bytecode_environment
@@ -344,12 +344,10 @@ def test_a_planted_link_for_screenings_is_refused(
 ) -> None:
     (commons / ".screening").symlink_to(tmp_path)
     started: list[Path] = []
-    monkeypatch.setattr(search, "run_one", lambda job, root, *_: started.append(root))
-    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "report": silent}
-    workload: Any = SimpleNamespace(name="gpt-tiny", parse=lambda settings: settings)
-    tuning = search.Tuning(word="gpt-tiny", workload=workload, root=commons, **fields)
+    monkeypatch.setattr(local, "run_one", lambda job, root, *_: started.append(root))
+    walk = TrialRun(Trial("gpt-tiny", {"batch_size": 4}), Stop(), walk=(4,))
     with pytest.raises(RequestError, match=r"\.screening cannot be used for screenings: it is no folder; remove it"):
-        tuning._walk(Screening((Candidate((("batch_size", 4),)),), 1.0, "first"))
+        local.make_runs((one for one in [walk]), commons, silent)
     assert started == []
 
 

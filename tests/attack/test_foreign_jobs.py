@@ -24,6 +24,7 @@ from prony.sites.protocol import LAUNCHERS, Caller
 from prony.sites.site import read_site
 from prony.sites.slurm import Slurm
 from prony_node.contract import Plan, RequestError, Trial, plugins
+from prony_node.contract.typed import encode
 
 STRANGER = 61234  # a user id that nobody has
 
@@ -49,7 +50,7 @@ class Scene:
         folder = self.root / ".jobs" / job.id
         folder.mkdir(parents=True)
         text = json.dumps({"kind": "local", "python": str(self.program)})
-        document = {**job.to_json(), "site": {"name": "here", "text": text, "found_as": str(self.site)}}
+        document = {**encode(job.document()), "site": {"name": "here", "text": text, "found_as": str(self.site)}}
         (folder / "job.json").write_text(json.dumps({**document, **fields}), encoding="utf-8")
         for path in (folder.parent, folder, folder / "job.json"):
             os.chown(path, uid, uid)
@@ -212,7 +213,7 @@ def test_the_site_is_this_users_own_and_not_what_a_job_says(scene: Scene, tmp_pa
     document["site"] |= {"text": evil, "python": "/evil"}
     (job.folder / "job.json").write_text(json.dumps(document))
     assert load(job.folder).site == read_site(scene.site)
-    assert "text" not in job.to_json()["site"]
+    assert "text" not in encode(job.document())["site"]
 
 
 def test_a_job_whose_site_is_gone_is_listed_and_not_lost(scene: Scene) -> None:
@@ -259,7 +260,7 @@ def test_a_site_file_that_others_may_have_written_is_not_used_because_a_job_name
 def test_a_folder_with_a_name_that_prony_gives_no_job_is_none(scene: Scene, name: str) -> None:
     job = save_job(scene.job())
     folder = job.folder.rename(job.folder.with_name(name))
-    (folder / "job.json").write_text(json.dumps({**job.to_json(), "id": name}))
+    (folder / "job.json").write_text(json.dumps({**encode(job.document()), "id": name}))
     assert load_jobs(scene.root) == []
     Jobs(scene.root, print).update()
     assert not scene.mark.exists()

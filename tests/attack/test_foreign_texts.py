@@ -111,7 +111,7 @@ def test_what_int_refuses_or_reads_otherwise_is_no_number(text: str, tmp_path: P
     assert not is_digits(text)
     assert not is_newer(text)
     assert kubernetes_answers._count(text) == 0
-    assert kubernetes_answers.pod_facts({"metadata": {"labels": {kubernetes_answers.INDEX: text}}})["index"] == 0
+    assert kubernetes_answers.read_pod({"metadata": {"labels": {kubernetes_answers.INDEX: text}}}).index == 0
     (tmp_path / f"rank{text[:20]}x²").mkdir()
     (tmp_path / "rank²").mkdir()
     (tmp_path / "rank1").mkdir()

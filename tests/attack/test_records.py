@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from prony.analysis.compare import compare
-from prony.cli.compare import stored_repeats
 from prony.cli.console import make_console
 from prony.cli.main import make_app
 from prony.cli.tables import print_record
+from prony.engine.history import stored_repeats
 from prony.report import plots
-from prony.report.page import Entry, page_of
+from prony.report.page import ReportEntry, page_of
 from prony.store import Store
 from prony.store.rows import UNREADABLE, row_of_record
 from prony.store.tables import detail_table, run_table
@@ -166,7 +166,7 @@ def uses(document: Record) -> list[Callable[[], object]]:
     return [
         lambda: print_record(make_console(), record, Path("/nowhere")),
         lambda: compare([record], [parse_record(read(OTHER))], []),
-        lambda: page_of([Entry(record, None)]),
+        lambda: page_of([ReportEntry(record, None)]),
     ]
 
 
@@ -437,7 +437,7 @@ def test_show_and_compare_know_what_an_earlier_verification_found(with_manifests
 def test_the_variation_between_runs_is_not_taken_from_an_edited_record(with_manifests: Path) -> None:
     edit(with_manifests, double)
     assert [run.id for run in _refreshed(with_manifests)] == [OTHER, GOOD]
-    assert [repeat.id for repeat in stored_repeats(Store(with_manifests), [read(GOOD)])] == [OTHER]
+    assert [repeat.id for repeat in stored_repeats(Store(with_manifests), [parse_record(read(GOOD))])] == [OTHER]
 
 
 @pytest.mark.parametrize("change", [negative_rate, interval_reversed])

@@ -30,6 +30,7 @@ from prony.cli.main import main
 from prony.cli.progress import LiveDisplay, LiveView, PlainDisplay, make_bar
 from prony.cli.tables import print_record, results_table
 from prony.engine.progress import StudyProgress
+from prony.sites.collect import ProgressLine
 from prony_node.contract.record import Failure, new_record, parse_record
 from prony_node.contract.trial import Plan, Trial
 
@@ -141,7 +142,7 @@ def test_a_live_view_moves_the_cursor_by_itself_alone(make: Any) -> None:
         console = CleanConsole(file=out, width=500, force_terminal=True, markup=False, emoji=False, color_system=None)
         view = make(console)
         view.begin(f"trial {text}")
-        view.update({"phase": f"phase {text}", "note": text})
+        view.update(ProgressLine(f"phase {text}", note=text))
         view.note(f"failed: {text}")
         if isinstance(view, LiveView):
             tally = StudyProgress(3)

@@ -77,8 +77,9 @@ def test_why_it_was_ended_is_left_to_the_scheduler_even_when_the_rank_dies_first
     assert "interrupted by SIGTERM" in holder["ended"]
     record = collect(folder, gone=True, failure={"kind": "node-failure", "message": "a node failed under job 7"})
     assert record is not None
-    assert record["failure"]["kind"] == "node-failure"
-    assert "its supervisor was interrupted by SIGTERM" in record["failure"]["message"]
+    assert record.failure is not None
+    assert record.failure.kind == "node-failure"
+    assert "its supervisor was interrupted by SIGTERM" in record.failure.message
 
 
 def test_outside_of_a_job_the_supervisor_writes_it_itself(start: Start) -> None:

@@ -115,11 +115,11 @@ def test_a_replayed_run_costs_its_cold_start_and_gives_the_recorded_rate_or_fail
     for candidate, entry in zip(candidates, small.entries, strict=True):
         made = replay.run(PairRun(candidate, 2.0, "", 0))
         if entry.status != "ok":
-            assert made.record["failure"]["kind"] == "out-of-memory"
+            assert made.record.failure_kind == "out-of-memory"
             continue
-        rate = made.record["metrics"]["throughput"]
-        assert abs(rate["value"] / entry.rate - 1.0) < 0.05
-        assert rate["low"] <= rate["value"] <= rate["high"]
+        rate = made.record.metrics["throughput"]
+        assert abs(rate.value / entry.rate - 1.0) < 0.05
+        assert rate.low <= rate.value <= rate.high
         assert entry.around_s + 2.0 <= made.cost_s < entry.around_s + 2.5
     assert any(entry.status != "ok" for entry in small.entries)
 
@@ -131,7 +131,7 @@ def test_a_replayed_walk_pays_its_process_once_and_every_size_in_full(bench: Any
     made = replay.screen(Screening(sizes, 2.0, ""))
     entries = [replay.entry(one) for one in sizes]
     assert [one.fresh for one in made] == [True, False, False, False]
-    assert [one.record["status"] for one in made] == ["ok", "ok", "ok", "failed"]
+    assert [one.record.status for one in made] == ["ok", "ok", "ok", "failed"]
     for one, entry in zip(made[1:3], entries[1:3], strict=True):
         assert one.cost_s >= entry.cold_start_s + bench.surface.BUILD_AND_WARM_UP_S + 2.0
         assert one.cost_s < entry.around_s + 2.0
@@ -196,7 +196,7 @@ def test_runs_of_a_trial_differ_as_those_did_that_were_repeated(bench: Any, smal
     for one in (first, third):
         candidate = Candidate(tuple(one.settings.items()))
         made = [replay.run(PairRun(candidate, 1.0, "", 0)).record for _ in range(8)]
-        ends[one.rate] = [record["metrics"]["throughput"]["value"] for record in made]
+        ends[one.rate] = [record.value("throughput") for record in made]
     assert max(ends[third.rate]) / min(ends[third.rate]) < 1.05
     assert max(ends[first.rate]) / min(ends[first.rate]) > 1.1
 

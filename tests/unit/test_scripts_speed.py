@@ -255,10 +255,10 @@ def test_the_tables_of_a_study_go_to_its_place(
 ) -> None:
     import studies_page
 
-    from prony.cli import study_output
+    from prony.engine import published
 
-    monkeypatch.setattr(study_output, "ask_node", lambda *_: {"machine": "here"})
-    monkeypatch.setattr(study_output, "impossible_here", lambda *_: {})
+    monkeypatch.setattr(published, "ask_node", lambda *_, **__: {"machine": "here"})
+    monkeypatch.setattr(published, "impossible_here", lambda *_: {})
     monkeypatch.setenv("PRONY_STORE", "postgresql://nobody@127.0.0.1:9/none")
     page = tmp_path / "page.md"
     page.write_text("by hand\n<!-- caraml -->\nold\n<!-- /caraml -->\nby hand too\n")

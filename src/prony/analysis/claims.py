@@ -55,7 +55,7 @@ METRIC_NAMES = {PER_WH: "samples_per_wh", POWER: "power"}
 
 
 @dataclass(frozen=True)
-class Value:
+class ClaimValue:
     """A quantity with its 95 % interval, or why it has none."""
 
     value: float | None
@@ -74,8 +74,8 @@ class Judged:
 
     claim: ClaimSpec
     verdict: str
-    values: tuple[Value, ...]
-    own: tuple[Value, ...]  # the same expressions over the publication's figures, where it has them
+    values: tuple[ClaimValue, ...]
+    own: tuple[ClaimValue, ...]  # the same expressions over the publication's figures, where it has them
     contradicted: str | None  # by these: in words
     missing: tuple[str, ...] = ()  # what a test would need besides
 
@@ -114,7 +114,7 @@ def _judge(
     return Judged(claim, _verdict(claim, values), values, own, _contradicted(claim, own), _missing(chosen, values))
 
 
-def _missing(chosen: Mapping[str, _Chosen], values: Sequence[Value]) -> tuple[str, ...]:
+def _missing(chosen: Mapping[str, _Chosen], values: Sequence[ClaimValue]) -> tuple[str, ...]:
     """What keeps a claim from being decided: devices, runs of cells, else intervals; each once."""
     devices = list(dict.fromkeys(one.needs for one in chosen.values() if one.needs))
     found = [f"needs runs on {', '.join(devices)}"] if devices else []
@@ -130,13 +130,13 @@ def _missing(chosen: Mapping[str, _Chosen], values: Sequence[Value]) -> tuple[st
     )
 
 
-def _verdict(claim: ClaimSpec, values: Sequence[Value]) -> str:
+def _verdict(claim: ClaimSpec, values: Sequence[ClaimValue]) -> str:
     """One ratio that certainly lies outside the bounds decides, whatever is missing of the others."""
     states = [state(claim, one) for one in values]
     return next(verdict for verdict in (FAILS, UNTESTED, UNDECIDED, HOLDS) if verdict in states)
 
 
-def state(claim: ClaimSpec, one: Value) -> str:
+def state(claim: ClaimSpec, one: ClaimValue) -> str:
     """The verdict on one of its ratios."""
     if one.value is None:
         return UNTESTED
@@ -201,11 +201,11 @@ def _machine(record: Record) -> str | None:
     return record.fingerprint.machine
 
 
-def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> Value:
+def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> ClaimValue:
     named = [name for pair in ratio.pairs for name in pair if name]
     why = [f"{name}: {chosen[name].why}" for name in dict.fromkeys(named) if chosen[name].why]
     if why or any(under and chosen[over].records == chosen[under].records for over, under in ratio.pairs):
-        return Value(None, why="; ".join(why) or SAME_RUNS, text=ratio.text)
+        return ClaimValue(None, why="; ".join(why) or SAME_RUNS, text=ratio.text)
     sides = [chosen[name].records for name in named]
     shared = any(one in sides[:number] for number, one in enumerate(sides))  # by runs: two cells may choose the same
     found = _product([_of_pair(pair, claim, chosen, pool) for pair in ratio.pairs], shared=shared)
@@ -214,14 +214,16 @@ def _value(ratio: Ratio, claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: 
     try:
         value = ratio.of(found.value)
         if found.low is None or found.high is None:
-            return Value(value, why=found.why, text=ratio.text)
+            return ClaimValue(value, why=found.why, text=ratio.text)
         across = [ratio.of(found.low + step / STEPS * (found.high - found.low)) for step in range(STEPS + 1)]
     except RequestError as error:  # it divides by zero there
-        return Value(None, why=str(error), text=ratio.text)
-    return Value(value, min(value, *across), max(value, *across), text=ratio.text)
+        return ClaimValue(None, why=str(error), text=ratio.text)
+    return ClaimValue(value, min(value, *across), max(value, *across), text=ratio.text)
 
 
-def _of_pair(pair: tuple[str, str], claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]) -> Value:
+def _of_pair(
+    pair: tuple[str, str], claim: ClaimSpec, chosen: Mapping[str, _Chosen], pool: Sequence[Repeat]
+) -> ClaimValue:
     over, under = (chosen[name].records if name else () for name in pair)
     if not pair[1]:
         return _side(over, claim)
@@ -231,49 +233,49 @@ def _of_pair(pair: tuple[str, str], claim: ClaimSpec, chosen: Mapping[str, _Chos
     return _calibrated(found, over, under) if claim.metric in METRIC_NAMES else found
 
 
-def _product(found: Sequence[Value], shared: bool) -> Value:
+def _product(found: Sequence[ClaimValue], shared: bool) -> ClaimValue:
     """Half widths are added in squares on the log scale; of ratios that share a cell, as they are."""
     if len(found) == 1:
         return found[0]
     values = [one.value for one in found if one.value is not None]
     if len(values) < len(found):
-        return Value(None, why="; ".join(one.why for one in found if one.value is None and one.why))
+        return ClaimValue(None, why="; ".join(one.why for one in found if one.value is None and one.why))
     ratio, widths = math.prod(values), [_log_width(one) for one in found]
     if 0.0 in widths:
-        return Value(ratio, why=next((one.why for one in found if one.why), NO_INTERVAL))
+        return ClaimValue(ratio, why=next((one.why for one in found if one.why), NO_INTERVAL))
     factor = math.exp(sum(widths) if shared else math.hypot(*widths))
-    return Value(ratio, ratio / factor, ratio * factor)
+    return ClaimValue(ratio, ratio / factor, ratio * factor)
 
 
-def _rate_ratio(over: Sequence[Record], under: Sequence[Record], metric: str, pool: Sequence[Repeat]) -> Value:
+def _rate_ratio(over: Sequence[Record], under: Sequence[Record], metric: str, pool: Sequence[Repeat]) -> ClaimValue:
     found = compare(under, over, pool)
     ratio, low, high = found.ratio, found.ratio_low, found.ratio_high
     if ratio is None:
-        return Value(None, why=found.reason)
+        return ClaimValue(None, why=found.reason)
     factor = _devices(under) / _devices(over) if metric == PER_DEVICE else 1.0
     if low is None or high is None:
-        return Value(1.0 / ratio if metric == TIME else ratio * factor, why=found.reason)
+        return ClaimValue(1.0 / ratio if metric == TIME else ratio * factor, why=found.reason)
     if metric == TIME:
-        return Value(1.0 / ratio, 1.0 / high, 1.0 / low)
-    return Value(ratio * factor, low * factor, high * factor)
+        return ClaimValue(1.0 / ratio, 1.0 / high, 1.0 / low)
+    return ClaimValue(ratio * factor, low * factor, high * factor)
 
 
 def _devices(records: Sequence[Record]) -> int:
     return all_devices(settings_of(records[0]))
 
 
-def _metric_ratio(over: Value, under: Value) -> Value:
+def _metric_ratio(over: ClaimValue, under: ClaimValue) -> ClaimValue:
     """A ratio of other metrics. Half widths are added in squares on the log scale, as for rates of single runs."""
     if over.value is None or under.value is None:
-        return Value(None, why=over.why or under.why)
+        return ClaimValue(None, why=over.why or under.why)
     ratio, widths = over.value / under.value, [_log_width(over), _log_width(under)]
     if 0.0 in widths:
-        return Value(ratio, why=NO_INTERVAL)
+        return ClaimValue(ratio, why=NO_INTERVAL)
     factor = math.exp(math.hypot(*widths))
-    return Value(ratio, ratio / factor, ratio * factor)
+    return ClaimValue(ratio, ratio / factor, ratio * factor)
 
 
-def _calibrated(found: Value, over: Sequence[Record], under: Sequence[Record]) -> Value:
+def _calibrated(found: ClaimValue, over: Sequence[Record], under: Sequence[Record]) -> ClaimValue:
     """The uncertainty of both sensors, where they are not the same."""
     if found.value is None or found.low is None or found.high is None or _sensors(over) == _sensors(under):
         return found
@@ -285,63 +287,63 @@ def _sensors(records: Sequence[Record]) -> set[str]:
     return {str(device.uuid) for record in records for device in record.devices}
 
 
-def _log_width(side: Value) -> float:
+def _log_width(side: ClaimValue) -> float:
     """Half of the interval on the log scale; 0: there is none."""
     if side.low is None or side.high is None or not 0.0 < side.low < side.high:
         return 0.0
     return 0.5 * math.log(side.high / side.low)
 
 
-def _side(records: Sequence[Record], claim: ClaimSpec) -> Value:
+def _side(records: Sequence[Record], claim: ClaimSpec) -> ClaimValue:
     """Of several runs, with the interval between them. One run has none, but for its accuracy on a test split."""
     found = [_of_record(record, claim) for record in records]
     missing = [one for one in found if one.value is None]
     if missing:
         return missing[0]
     if len(found) == 1:
-        return found[0] if claim.metric == ACCURACY else Value(found[0].value, why=NO_INTERVAL)
+        return found[0] if claim.metric == ACCURACY else ClaimValue(found[0].value, why=NO_INTERVAL)
     between = between_run([one.value for one in found if one.value is not None])
-    return Value(between.mean, between.low, between.high)
+    return ClaimValue(between.mean, between.low, between.high)
 
 
-def _of_record(record: Record, claim: ClaimSpec) -> Value:
+def _of_record(record: Record, claim: ClaimSpec) -> ClaimValue:
     metric = claim.metric
     if metric == ACCURACY:
         return _accuracy(record)
     if metric == FIRST_EPOCH:
         return _first_epoch(record, claim.samples or 0)
     if wrong := energy_fails(record):
-        return Value(None, why=f"failed check: {', '.join(wrong)}")
+        return ClaimValue(None, why=f"failed check: {', '.join(wrong)}")
     name = METRIC_NAMES[metric]
     stated = record.value(name)
     if not stated or stated < 0.0:
-        return Value(None, why=record.reason(name) or f"the record has no {name}")
+        return ClaimValue(None, why=record.reason(name) or f"the record has no {name}")
     share = all_devices(settings_of(record)) if metric == POWER else 1
-    return Value(stated / share)
+    return ClaimValue(stated / share)
 
 
-def _first_epoch(record: Record, samples: int) -> Value:
+def _first_epoch(record: Record, samples: int) -> ClaimValue:
     asked = Asked(record, TableSpec(title="", samples={"": samples}), "", "", per_device=False)
     first, later = (measured(name, asked) for name in ("throughput_first_epoch", "throughput"))
     if first.value is None or later.value is None:
-        return Value(None, why=first.why or later.why)
-    return Value(first.value / later.value)
+        return ClaimValue(None, why=first.why or later.why)
+    return ClaimValue(first.value / later.value)
 
 
-def _accuracy(record: Record) -> Value:
+def _accuracy(record: Record) -> ClaimValue:
     """After epoch 10, with the interval of the metric of that epoch, which is of the test split's size."""
     found = measured("accuracy_epoch_10", Asked(record, TableSpec(title=""), "", "", per_device=False))
     if not found.value:
-        return Value(None, why=found.why or "the accuracy is 0")
+        return ClaimValue(None, why=found.why or "the accuracy is 0")
     is_reported = str(settings_of(record).get("report_at_epochs")) == "10"
     curve = (record.learning.curve if record.learning is not None else None) or ()
     is_last = bool(curve) and curve[-1].epoch == 10
     name = "quality_at_epochs" if is_reported else "quality" if is_last else ""
     stated = record.metrics.get(name)
-    return Value(found.value, stated.low, stated.high) if stated is not None else Value(found.value)
+    return ClaimValue(found.value, stated.low, stated.high) if stated is not None else ClaimValue(found.value)
 
 
-def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:
+def _own(ratio: Ratio, claim: ClaimSpec) -> ClaimValue | None:
     product = 1.0
     for over, under in ratio.pairs:
         above, below = (claim.cells[name].published(claim.metric) if name else 1.0 for name in (over, under))
@@ -349,7 +351,7 @@ def _own(ratio: Ratio, claim: ClaimSpec) -> Value | None:
             return None
         product *= above / below
     try:
-        return Value(ratio.of(product), text=ratio.text)
+        return ClaimValue(ratio.of(product), text=ratio.text)
     except RequestError:  # it divides by zero there
         return None
 
@@ -359,7 +361,7 @@ def holds_rounded(claim: ClaimSpec, value: float) -> bool:
     return any(claim.holds(value + off) for off in (-ROUNDING, 0.0, ROUNDING))
 
 
-def _contradicted(claim: ClaimSpec, own: Sequence[Value]) -> str | None:
+def _contradicted(claim: ClaimSpec, own: Sequence[ClaimValue]) -> str | None:
     """What the publication's figures say against its claim: outside the bounds, or another value than it states."""
     outside = [one for one in own if one.value is not None and not holds_rounded(claim, one.value)]
     if outside:

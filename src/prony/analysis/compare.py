@@ -15,7 +15,6 @@ from prony.analysis.summary import (
     cache_states,
     fact_differences,
     how_changed,
-    is_unverified,
     learning_of,
     quality_of,
     questions,
@@ -37,7 +36,7 @@ from prony.analysis.variation import (
 from prony.catalog import COMPUTES_AS
 from prony_node.contract.errors import RequestError
 from prony_node.contract.record import PLAUSIBLE, Metric, Record, is_possible_rate
-from prony_node.contract.run_folder import UNCHANGED
+from prony_node.contract.run_folder import UNCHANGED, is_unverified
 from prony_node.contract.settings import Value
 from prony_node.stats import RatioInterval, difference_interval, mean_interval, paired_ratio, t_quantile
 

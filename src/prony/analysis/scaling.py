@@ -362,7 +362,7 @@ def _cache_bytes(records: Sequence[Record]) -> float | None:
 
 
 NOT_RUN = "it was not run with sync=off"
-Count = tuple[int, int]  # devices of all nodes together, and nodes
+DeviceCount = tuple[int, int]  # devices of all nodes together, and nodes
 
 
 @dataclass(frozen=True)
@@ -443,16 +443,16 @@ def _is_good(record: Record) -> bool:
     return record.status == "ok" and not record.rate_fails and side([record]).rate is not None
 
 
-def _of(records: Sequence[Record], count: Count, free: bool = False) -> list[Record]:
+def _of(records: Sequence[Record], count: DeviceCount, free: bool = False) -> list[Record]:
     return [record for record in records if _count(record) == count and is_free(record) == free]
 
 
-def _count(record: Record) -> Count:
+def _count(record: Record) -> DeviceCount:
     return device_count(record), node_count(record)
 
 
 def _point(
-    count: Count,
+    count: DeviceCount,
     base: Sequence[Record],
     good: Sequence[Record],
     every: Sequence[Record],

@@ -569,11 +569,6 @@ class Headline:
         return max(self.high - self.rate, self.rate - self.low) / self.rate
 
 
-def is_unverified(record: Record) -> bool:
-    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
-    return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
-
-
 def how_changed(record: Record) -> str:
     """Of a record with that failed check, what is to be said."""
     return next(check.message for check in reversed(record.checks) if check.name == UNCHANGED)

@@ -5,30 +5,39 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prony.cli.asking import open_store
+from prony import api
 from prony.cli.options import RUNS_HELP
+from prony.cli.present import report
 from prony_node.contract.errors import EXIT_FAILED, EXIT_OK, EXIT_UNDECIDED, RequestError
 from prony_node.contract.record import Record, using
-from prony_node.contract.run_folder import NO
+from prony_node.contract.typed import encode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from prony.analysis.compare import Comparison, Side
     from prony.analysis.summary import Difference
-    from prony.analysis.variation import Repeat
-    from prony.store import Store
 
 RUN_HELP = "A run as for `prony show`, or several repeats of it with commas between."
 FAIL_HELP = "Exit with 1 if B is shown to be slower than A by more than this (2%), with 3 if nothing can be concluded."
 EXITS = {True: EXIT_FAILED, False: EXIT_OK, None: EXIT_UNDECIDED}  # whether B is slower by more than asked
 MOST_FACTS = 12
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """Whether B is shown to be slower than A by more than a share; None where nothing can be concluded."""
+
+    threshold: float
+    shown: bool | None
+    sentence: str
 
 
 def compare(
@@ -45,26 +54,22 @@ def compare(
 ) -> None:
     """Say what differs between two runs in settings and facts, and the ratio of their rates."""
     threshold = None if fail_if_slower is None else parse_share(fail_if_slower)
-    store, _ = open_store(runs)
-    ours, theirs = _records(store, a), _records(store, b)
-    both = {record.id for record in ours} & {record.id for record in theirs}
-    if both:
-        raise RequestError(f"{', '.join(sorted(both))} is on both sides; compare a run with another one")
-    if paired and len(ours) != len(theirs):
-        raise RequestError(f"--paired needs as many runs on both sides, got {len(ours)} and {len(theirs)}")
-    from prony.analysis.compare import compare as compare_records
+    words = _words(a), _words(b)
+    records = api.load(*words[0], *words[1], runs=runs, progress=report)
+    ours, theirs = _once(records[: len(words[0])]), _once(records[len(words[0]) :])
+    comparison = api.compare(ours, theirs, paired=paired, runs=runs, progress=report)
     from prony.analysis.compare import slowdown
     from prony.analysis.sentences import sentences, slowdown_sentence
 
-    slower: dict[str, Any] = {}
+    slower: Slowdown | None = None
     with using(*(record.id for record in (*ours, *theirs))):
-        comparison = compare_records(ours, theirs, stored_repeats(store, [*ours, *theirs]), paired or None)
         if threshold is not None:
             found = slowdown(comparison, threshold)
             said = slowdown_sentence(found, threshold, comparison)
-            slower = {"slowdown": {"threshold": threshold, "shown": found, "sentence": said}}
+            slower = Slowdown(threshold, found, said)
         if as_json:
-            print(json.dumps(comparison.to_json() | {"sentences": sentences(comparison)} | slower, indent=1))
+            more = {"slowdown": encode(slower)} if slower is not None else {}
+            print(json.dumps({**comparison.to_json(), "sentences": sentences(comparison), **more}, indent=1))
         else:
             from prony.cli.console import make_console
 
@@ -83,32 +88,15 @@ def parse_share(text: str) -> float:
     return share
 
 
-def stored_repeats(store: Store, records: Sequence[Record]) -> list[Repeat]:
-    """The good runs of these workloads in the store, to take the variation between runs from."""
-    from prony.analysis.variation import Repeat
-
-    found = [
-        run
-        for workload in dict.fromkeys(record.trial.workload for record in records)
-        for run in store.runs(workload=workload, status="ok")
-    ]
-    return [
-        Repeat(run.id, run.workload, run.device, (run.machine, run.software), run.effective or run.settings, run.rate)
-        for run in found
-        if run.rate is not None and run.rate > 0.0 and run.verified != NO
-    ]
-
-
-def _records(store: Store, text: str) -> list[Record]:
-    found: dict[str, Record] = {}
-    for word in filter(None, text.split(",")):
-        record = store.find(word).read_record()
-        if record is None:
-            raise RequestError(f"{word} has no readable record.json")
-        found[record.id] = record
-    if not found:
+def _words(text: str) -> list[str]:
+    words = [word for word in text.split(",") if word]
+    if not words:
         raise RequestError(f"{text!r} names no run")
-    return list(found.values())
+    return words
+
+
+def _once(records: Iterable[Record]) -> list[Record]:
+    return list({record.id: record for record in records}.values())
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from prony import api
 from prony.cli.options import RUNS_HELP
-from prony.cli.study import Parts, Size, Target, Words, open_study
+from prony.cli.present import report
+from prony.cli.study import PartsOption, SizeOption, Target, Words, open_study
 from prony.engine.history import runs_root
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
@@ -25,21 +27,20 @@ LONGEST_NAME = 80
 def figures(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     kind: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="json: Vega-Lite.")] = FORMATS[0],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
     runs: Annotated[Path | None, typer.Option(help=RUNS_HELP)] = None,
 ) -> None:
     """Draw the plots of the publication that a study repeats, each a file with its caption beside it."""
-    from prony.cli.study_output import show_study
-    from prony.engine.site import study_root
     from prony.report.drawing import require_plots
 
     require_plots()
     if kind not in FORMATS:
         raise unknown("format", kind, FORMATS)
-    study = open_study(target, size, settings, parts=part).study
+    opened = open_study(target, size, settings, parts=part)
+    study = opened.study
     if not study.plots:
         raise RequestError(f"{study.name} has no plots of a publication; `prony report` shows what was run")
     if out.exists() and not out.is_dir():
@@ -47,7 +48,7 @@ def figures(
     root = runs_root(runs)
     if runs is not None and not runs.exists():
         raise RequestError(f"there is no folder {runs}")
-    shown = show_study(study, study_root(study, root))
+    shown = api.show_study(opened, runs=root, progress=report)
     print(f"{study.name}: {shown.machine()}")
     if not shown.records:
         print(f"no runs of it in {root}: the published series are drawn alone")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from prony.cli.asking import job_roots
+from prony import api
 from prony.cli.options import ROOTS_HELP
-from prony.cli.present import warn
-from prony.sites.job import ENDED_STATE, Job
-from prony.sites.jobs import Jobs, pruned, runs_never_begun
+from prony.cli.present import report
+from prony.sites.job import ENDED_STATE, Job, JobOutcome
+from prony.sites.jobs import pruned, runs_never_begun
 from prony_node.contract import files
 from prony_node.contract.safe_files import user_name
+from prony_node.contract.typed import encode
 
 ENDED_SHOWN = 10
 
@@ -26,44 +28,65 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
 ) -> None:
     """List the jobs submitted from here, brought up to date."""
-    found: list[Job] = []
-    for root in job_roots(where):
-        place = Jobs(root, warn)
-        place.update()
-        found += place.all()
+    found = api.jobs(runs=where, progress=report)
     open_jobs = [job for job in found if job.state != ENDED_STATE]
     ended = [job for job in found if job.state == ENDED_STATE]
     shown = [*(ended if everything else ended[-ENDED_SHOWN:]), *open_jobs]
     if as_json:
-        print(json.dumps([describe(job) for job in shown], indent=1))
+        print(json.dumps(encode([entry_of(job) for job in shown]), indent=1))
         return
     _print(shown, len(ended) if not everything else 0)
 
 
-def describe(job: Job) -> dict[str, Any]:
+@dataclass(frozen=True)
+class JobEntry:
     """A job as `--json` gives it."""
-    return {
-        "id": job.id,
-        "owner": user_name(job.owner),
-        "left_alone": job.barred or None,
-        "site": job.site.name,
-        "kind": job.site.kind,
-        "partition": job.partition.name,
-        "handle": job.handle if job.site.kind != "local" else None,
-        "state": job.state,
-        "outcome": vars(job.outcome) if job.outcome else None,
-        "note": job.note,
-        "submitted": job.submitted,
-        "ended": job.ended,
-        "followed_by": job.followed_by,
-        "nodes": job.nodes,
-        "time_s": job.time_s,
-        "folder": str(job.folder),
-        "runs": [run.plan.run_id for run in job.runs],
-        "cancelled": job.cancelled,
-        "recorded": recorded(job),
-        "pruned": sorted(pruned(job)),
-    }
+
+    id: str
+    owner: str
+    left_alone: str | None  # why
+    site: str
+    kind: str
+    partition: str
+    handle: str | None
+    state: str
+    outcome: JobOutcome | None
+    note: str
+    submitted: str | None
+    ended: str | None
+    followed_by: str | None
+    nodes: int
+    time_s: float
+    folder: str
+    runs: list[str]
+    cancelled: bool
+    recorded: int
+    pruned: list[str]
+
+
+def entry_of(job: Job) -> JobEntry:
+    return JobEntry(
+        id=job.id,
+        owner=user_name(job.owner),
+        left_alone=job.barred or None,
+        site=job.site.name,
+        kind=job.site.kind,
+        partition=job.partition.name,
+        handle=job.handle if job.site.kind != "local" else None,
+        state=job.state,
+        outcome=job.outcome,
+        note=job.note,
+        submitted=job.submitted,
+        ended=job.ended,
+        followed_by=job.followed_by,
+        nodes=job.nodes,
+        time_s=job.time_s,
+        folder=str(job.folder),
+        runs=[run.plan.run_id for run in job.runs],
+        cancelled=job.cancelled,
+        recorded=recorded(job),
+        pruned=sorted(pruned(job)),
+    )
 
 
 def recorded(job: Job) -> int:

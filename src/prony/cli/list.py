@@ -4,13 +4,112 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeVar
 
 import typer
 
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.settings import Value
+from prony_node.contract.typed import encode
 
 THINGS = ("workloads", "settings", "kernels", "suites", "studies", "plugins")
+
+
+@dataclass(frozen=True)
+class WorkloadEntry:
+    name: str
+    help: str
+    unit: str
+    parameters: int | None
+    flops: float | None
+    flops_source: str | None
+    sizes: list[str]
+    needs: str | None  # a library besides torch
+    source: str
+    published: str | None
+    package: str | None  # None: Prony's own
+
+    @property
+    def sources(self) -> str:
+        ran = f"\npreset=published: {self.published}" if self.published else ""
+        return self.source + ran + (f"\nof the package {self.package}" if self.package else "")
+
+
+@dataclass(frozen=True)
+class SettingEntry:
+    name: str
+    help: str
+    kind: str
+    values: str
+    choices: list[str]
+    workloads: list[str] | None  # None: of every workload
+
+    @property
+    def note(self) -> str:
+        return self.values + (f"; of {', '.join(self.workloads)}" if self.workloads else "")
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    name: str
+    help: str
+    mode: str | None
+    workloads: list[str]
+
+    @property
+    def note(self) -> str:
+        return f"{f'mode={self.mode}; ' if self.mode else ''}of {', '.join(self.workloads)}"
+
+
+@dataclass(frozen=True)
+class TrialEntry:
+    hash: str
+    workload: str
+    settings: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class SuiteTrialEntry(TrialEntry):
+    on: str | None  # the kind of device that it is for; None: both
+
+
+@dataclass(frozen=True)
+class SuiteEntry:
+    name: str
+    help: str
+    trials: list[SuiteTrialEntry]
+
+    @property
+    def note(self) -> str:
+        return f"{len(self.trials)} trials"
+
+
+@dataclass(frozen=True)
+class StudyEntry:
+    name: str
+    help: str
+    source: str
+    sizes: list[str]
+    trials: list[TrialEntry]
+
+    @property
+    def note(self) -> str:
+        return f"{len(self.trials)} trials"
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    name: str
+    adds: str
+    package: str
+    version: str
+    value: str
+    refused: str | None  # why it cannot be used
+
+
+Noted = SettingEntry | KernelEntry | SuiteEntry | StudyEntry  # a line each, with a note behind it
 
 
 def list_(
@@ -20,22 +119,28 @@ def list_(
     """List workloads, settings, kernels, suites, studies or plug-ins, a line each."""
     if what not in THINGS:
         raise unknown("thing to list", what, THINGS)
-    makers = {
-        "workloads": _workloads,
-        "settings": _settings,
-        "kernels": _kernels,
-        "suites": _suites,
-        "studies": _studies,
-        "plugins": _plugins,
-    }
-    entries = makers[what]()
-    if as_json:
-        print(json.dumps(entries, indent=1))
+    if what == "workloads":
+        _show(_workloads(), as_json, _print_workloads)
+    elif what == "plugins":
+        _show(_plugins(), as_json, _print_plugins)
     else:
-        _print(what, entries)
+        makers: dict[str, Callable[[], Sequence[Noted]]] = {
+            "settings": _settings, "kernels": _kernels, "suites": _suites, "studies": _studies,
+        }  # fmt: skip
+        _show(makers[what](), as_json, _print_noted)
 
 
-def _workloads() -> list[dict[str, Any]]:
+Listed = TypeVar("Listed")
+
+
+def _show(entries: Sequence[Listed], as_json: bool, show: Callable[[Sequence[Listed]], None]) -> None:
+    if as_json:
+        print(json.dumps(encode(entries), indent=1))
+    else:
+        show(entries)
+
+
+def _workloads() -> list[WorkloadEntry]:
     from prony_node.contract import plugins
     from prony_node.workloads import LIBRARIES, PUBLISHED, WORKLOADS, find_workload
 
@@ -48,88 +153,82 @@ def _workloads() -> list[dict[str, Any]]:
         except RequestError as error:  # one that is broken must not hide the others
             print(f"prony: {error}", file=sys.stderr)
     return [
-        {
-            "name": workload.name,
-            "help": workload.help,
-            "unit": workload.unit,
-            "parameters": workload.parameters,
-            "flops": workload.flops,
-            "flops_source": workload.flops_source or None,
-            "sizes": ["full", "tiny"] if workload.tiny is not None else ["full"],
-            "needs": workload.library or None,
-            "source": workload.source,
-            "published": PUBLISHED[workload.name].named if workload.name in PUBLISHED else None,
-            "package": packages[workload.name].origin if workload.name in packages else None,  # null: Prony's own
-        }
+        WorkloadEntry(
+            name=workload.name,
+            help=workload.help,
+            unit=workload.unit,
+            parameters=workload.parameters,
+            flops=workload.flops,
+            flops_source=workload.flops_source or None,
+            sizes=["full", "tiny"] if workload.tiny is not None else ["full"],
+            needs=workload.library or None,
+            source=workload.source,
+            published=PUBLISHED[workload.name].named if workload.name in PUBLISHED else None,
+            package=packages[workload.name].origin if workload.name in packages else None,
+        )
         for workload in (*WORKLOADS.values(), *of_libraries, *of_plugins)
     ]
 
 
-def _settings() -> list[dict[str, Any]]:
-    from prony_node.contract.settings import SETTINGS
+def _settings() -> list[SettingEntry]:
+    from prony_node.contract.settings import SETTINGS, Setting
     from prony_node.workloads import WORKLOADS
 
-    owners: dict[Any, list[str]] = {}
+    owners: dict[Setting, list[str]] = {}
     for workload in WORKLOADS.values():
         for own in workload.own_settings():
             owners.setdefault(own, []).append(workload.name)
     every = [*SETTINGS.values(), *owners]
     return [
-        {
-            "name": setting.name,
-            "help": setting.help,
-            "kind": setting.kind,
-            "values": setting.values(),
-            "choices": list(setting.words()),
-            "workloads": owners.get(setting),  # null: of every workload
-        }
-        for setting in every
+        SettingEntry(one.name, one.help, one.kind, one.values(), list(one.words()), owners.get(one)) for one in every
     ]
 
 
-def _kernels() -> list[dict[str, Any]]:
+def _kernels() -> list[KernelEntry]:
     from prony_node.workloads import WORKLOADS
 
-    entries: dict[str, dict[str, Any]] = {}
+    found: dict[str, KernelEntry] = {}
     for workload in WORKLOADS.values():
         for kernel in workload.kernels:
-            entry: dict[str, Any] = {
-                "name": kernel.name,
-                "help": kernel.help,
-                "mode": kernel.mode or None,
-                "workloads": [],
-            }
-            entries.setdefault(kernel.name, entry)["workloads"].append(workload.name)
-    return list(entries.values())
+            known = found.setdefault(kernel.name, KernelEntry(kernel.name, kernel.help, kernel.mode or None, []))
+            found[kernel.name] = replace(known, workloads=[*known.workloads, workload.name])
+    return list(found.values())
 
 
-def _suites() -> list[dict[str, Any]]:
+def _suites() -> list[SuiteEntry]:
     from prony.study.study import load_suites
 
     return [
-        {"name": suite.name, "help": suite.help, "trials": [_trial(entry) for entry in suite.trials]}
+        SuiteEntry(
+            suite.name,
+            suite.help,
+            [
+                SuiteTrialEntry(entry.trial.hash, entry.trial.workload, entry.trial.settings, entry.on)
+                for entry in suite.trials
+            ],
+        )
         for suite in load_suites().values()
     ]
 
 
-def _studies() -> list[dict[str, Any]]:
+def _studies() -> list[StudyEntry]:
     from prony.study.study_file import load_study, shipped_studies
     from prony_node.workloads import find_workload
 
     studies = [load_study(name, None, (), find_workload) for name in shipped_studies()]
     return [
-        {
-            "name": study.name,
-            "help": study.question,
-            "source": study.source,
-            "sizes": list(study.sizes),
-            "trials": [planned.trial.to_json() for planned in study.planned()],
-        }
+        StudyEntry(
+            study.name,
+            study.question,
+            study.source,
+            list(study.sizes),
+            [TrialEntry(one.trial.hash, one.trial.workload, one.trial.settings) for one in study.planned()],
+        )
         for study in studies
     ]
 
 
-def _plugins() -> list[dict[str, Any]]:
+def _plugins() -> list[PluginEntry]:
     """What other packages add in this Python, and why it cannot be used."""
     from prony_node.contract import plugins
 
@@ -140,63 +239,36 @@ def _plugins() -> list[dict[str, Any]]:
             one.load()
         except RequestError as error:
             refused = str(error)
-        found.append(
-            {
-                "name": one.name,
-                "adds": plugins.GROUPS[one.group],
-                "package": one.package,
-                "version": one.version,
-                "value": one.value,
-                "refused": refused,
-            }
-        )
+        found.append(PluginEntry(one.name, plugins.GROUPS[one.group], one.package, one.version, one.value, refused))
     return found
 
 
-def _trial(entry: Any) -> dict[str, Any]:
-    trial = getattr(entry, "trial", entry)
-    return {**trial.to_json(), "on": getattr(entry, "on", None)}
+def _print_plugins(entries: Sequence[PluginEntry]) -> None:
+    for entry in entries:
+        print(f"{entry.adds} {entry.name}: {entry.refused or entry.package + ' ' + entry.version}")
+    if not entries:
+        print("no package adds anything to Prony in this Python; docs/developers/plug-ins.md says how one does")
 
 
-def _print(what: str, entries: list[dict[str, Any]]) -> None:
+def _print_noted(entries: Sequence[Noted]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from prony.cli.console import make_console
 
-    if what == "plugins":
-        for entry in entries:
-            print(f"{entry['adds']} {entry['name']}: {entry['refused'] or entry['package'] + ' ' + entry['version']}")
-        if not entries:
-            print("no package adds anything to Prony in this Python; docs/developers/plug-ins.md says how one does")
-        return
-    if what == "workloads":
-        make_console().print(_workload_table(entries))
-        return
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for entry in entries:
-        if what == "settings":
-            more = entry["values"] + (f"; of {', '.join(entry['workloads'])}" if entry["workloads"] else "")
-        elif what == "kernels":
-            modes = f"mode={entry['mode']}; " if entry["mode"] else ""
-            more = f"{modes}of {', '.join(entry['workloads'])}"
-        else:
-            more = f"{len(entry['trials'])} trials"
-        table.add_row(Text(entry["name"], "bold"), Text.assemble(entry["help"], (f"  ({more})", "dim")))
+        table.add_row(Text(entry.name, "bold"), Text.assemble(entry.help, (f"  ({entry.note})", "dim")))
     make_console().print(table)
 
 
-def _sources(entry: dict[str, Any]) -> str:
-    ran = f"\npreset=published: {entry['published']}" if entry["published"] else ""
-    return str(entry["source"]) + ran + (f"\nof the package {entry['package']}" if entry["package"] else "")
-
-
-def _workload_table(entries: list[dict[str, Any]]) -> Any:
+def _print_workloads(entries: Sequence[WorkloadEntry]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from prony.cli.console import make_console
     from prony.report.numbers import NOTHING, format_si
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -204,13 +276,13 @@ def _workload_table(entries: list[dict[str, Any]]) -> Any:
         table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("what it is, and its source", overflow="fold")
     for entry in entries:
-        numbers = (format_si(entry[name], "") if entry[name] else NOTHING for name in ("parameters", "flops"))
+        numbers = (format_si(number, "") if number else NOTHING for number in (entry.parameters, entry.flops))
         table.add_row(
-            Text(entry["name"], "bold"),
-            entry["unit"],
+            Text(entry.name, "bold"),
+            entry.unit,
             *(Text(number) for number in numbers),
-            Text.assemble(entry["help"], "\n", (_sources(entry), "dim")),
+            Text.assemble(entry.help, "\n", (entry.sources, "dim")),
         )
     table.caption = "FLOP: of the forward pass, a multiply-add being two; --json says where each figure stands"
     table.caption_justify = "left"
-    return table
+    make_console().print(table)

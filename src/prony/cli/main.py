@@ -15,7 +15,15 @@ import typer
 
 from prony import __version__
 from prony.cli.clean import clean_output
-from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEST, RequestError, Unfinished, nearest
+from prony_node.contract.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REQUEST,
+    ParameterError,
+    RequestError,
+    Unfinished,
+    nearest,
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
+        except ParameterError as error:
+            refuse(error.said_of_option)
         except RequestError as error:
             refuse(str(error), EXIT_FAILED if isinstance(error, Unfinished) else EXIT_REQUEST)
         except OSError as error:

@@ -50,7 +50,7 @@ class JobOptions:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a site would get, submit nothing.")] = False
 
     def parse(self) -> SiteOptions:
-        time_s = parse_seconds(self.job_time, "--time") if self.job_time else None
+        time_s = parse_seconds(self.job_time, "time") if self.job_time else None
         return SiteOptions(self.partition, time_s, self.block, self.detach, self.dry_run)
 
 

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -21,7 +21,7 @@ from prony.sites.protocol import check_fits, make_launcher
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST
 from prony_node.contract.record import Record, read_record
-from prony_node.contract.typed import encode
+from prony_node.contract.typed import JsonObject, encode
 
 NAMED = 12  # runs that are named one by one in the line at the end
 
@@ -46,12 +46,11 @@ def report(event: Event) -> None:
 def print_json(outcomes: Sequence[RunOutcome], several: bool) -> None:
     """The record alone on stdout, as its file has it; a list where several were asked for."""
     records = [_document(outcome) for outcome in outcomes]
-    document: Any = records if several else records[0] if records else None
-    json.dump(document, sys.stdout, indent=1)
+    json.dump(records if several else records[0] if records else None, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
-def _document(outcome: RunOutcome) -> dict[str, Any]:
+def _document(outcome: RunOutcome) -> JsonObject:
     """The record's file, with the checks of what was found since."""
     checks = [encode(check) for check in outcome.record.checks]
     document = read_record(outcome.folder)

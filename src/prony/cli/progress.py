@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,6 +25,7 @@ from prony.engine.progress import (
     roughly,
 )  # fmt: skip
 from prony.report.numbers import format_rate, format_share, format_si, format_window
+from prony.sites.collect import ProgressLine
 
 PLAIN_EVERY_S = 5.0
 TELLING_SHARE = 0.05  # from which on the pace says how long the rest will take: starting takes time too
@@ -137,7 +137,7 @@ class Display:
     def begin(self, title: str) -> None:
         raise NotImplementedError
 
-    def update(self, line: Mapping[str, Any]) -> None:
+    def update(self, line: ProgressLine) -> None:
         raise NotImplementedError
 
     def note(self, text: str) -> None:
@@ -158,32 +158,24 @@ def make_display(console: Console) -> Display:
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
-def describe(line: Mapping[str, Any]) -> str:
+def describe(line: ProgressLine) -> str:
     """One line of progress for a person."""
-    phase = str(line.get("phase", ""))
-    words = [PHASE_NAMES.get(phase, phase)]
-    rate, half_width, target = (_number(line, name) for name in ("rate", "half_width", "target"))
-    if rate is not None:
-        text = format_rate(rate, str(line.get("unit") or ""))
-        if half_width is not None:
-            text += f" ± {format_share(half_width, 2)}{format_window(_number(line, 'window_s'))}"
-            text += f" (target {100 * target:.3g} %)" if target is not None else ""
+    words = [PHASE_NAMES.get(line.phase, line.phase)]
+    if line.rate is not None:
+        text = format_rate(line.rate, line.unit)
+        if line.half_width is not None:
+            text += f" ± {format_share(line.half_width, 2)}{format_window(line.window_s)}"
+            text += f" (target {100 * line.target:.3g} %)" if line.target is not None else ""
         words.append(text)
-    elif line.get("steps"):
-        words.append(f"{line['steps']} steps")
-    elapsed_s, left_s = _number(line, "elapsed_s"), _number(line, "left_s")
-    if elapsed_s is not None and elapsed_s >= 1.0:
-        words.append(f"{elapsed_s:.0f} s")
-    if left_s is not None and left_s >= 1.0:
-        words.append(f"about {left_s:.0f} s left")
-    if line.get("note"):
-        words.append(str(line["note"]))
+    elif line.steps:
+        words.append(f"{line.steps} steps")
+    if line.elapsed_s is not None and line.elapsed_s >= 1.0:
+        words.append(f"{line.elapsed_s:.0f} s")
+    if line.left_s is not None and line.left_s >= 1.0:
+        words.append(f"about {line.left_s:.0f} s left")
+    if line.note:
+        words.append(line.note)
     return ", ".join(words)
-
-
-def _number(line: Mapping[str, Any], name: str) -> float | None:
-    value = line.get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 class LiveDisplay(Display):
@@ -203,7 +195,7 @@ class LiveDisplay(Display):
         )
         self._live.start()
 
-    def update(self, line: Mapping[str, Any]) -> None:
+    def update(self, line: ProgressLine) -> None:
         self._text = describe(line)
         if self._live is not None:
             self._live.update(self._draw())
@@ -228,17 +220,17 @@ class PlainDisplay(Display):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._title = ""
-        self._phase: object = None
+        self._phase: str | None = None
         self._last_s = 0.0
 
     def begin(self, title: str) -> None:
         self._title, self._phase = title, None
         self._say(f"{title}: {PHASE_NAMES['start']}")
 
-    def update(self, line: Mapping[str, Any]) -> None:
-        changed = line.get("phase") != self._phase
+    def update(self, line: ProgressLine) -> None:
+        changed = line.phase != self._phase
         if changed or time.monotonic() - self._last_s >= PLAIN_EVERY_S:
-            self._phase = line.get("phase")
+            self._phase = line.phase
             self._say(f"{self._title}: {describe(line)}")
 
     def note(self, text: str) -> None:
@@ -274,7 +266,7 @@ class LiveView(Display):
             self._live.start()
         self._draw()
 
-    def update(self, line: Mapping[str, Any]) -> None:
+    def update(self, line: ProgressLine) -> None:
         self._text = describe(line)
         self._draw()
 
@@ -306,7 +298,7 @@ class LiveView(Display):
 class PlainView(PlainDisplay):
     """For logs and pipes: a line as a run begins, seldom one while it goes on, and where the study stands after it."""
 
-    def update(self, line: Mapping[str, Any]) -> None:
+    def update(self, line: ProgressLine) -> None:
         if time.monotonic() - self._last_s >= LOG_EVERY_S:
             self._say(f"{self._title}: {describe(line)}")
 

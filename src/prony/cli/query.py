@@ -18,7 +18,7 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.run_folder import NO
 
 if TYPE_CHECKING:
-    from prony.store.query import Answer
+    from prony.store.query import QueryAnswer
 
 FORMATS = ("table", "csv", "json")
 LONGEST_CELL = 80
@@ -80,7 +80,7 @@ def _warn_of_changed(ids: list[str]) -> None:
         print(f"prony: {len(ids):,} of these runs {verb} not verify: `{verify}` says where", file=sys.stderr)
 
 
-def _print(answers: dict[str, Answer], form: str, limit: int) -> None:
+def _print(answers: dict[str, QueryAnswer], form: str, limit: int) -> None:
     """Each kind under its own name: a record and a figure of others are never in one list unmarked."""
     marked = len(answers) > 1
     cut = {kind for kind, answer in answers.items() if len(answer.rows) > limit}
@@ -112,7 +112,7 @@ def _in_one_line_end(value: Any) -> Any:
     return value.replace("\r\n", "\n").replace("\r", "\n") if isinstance(value, str) else value
 
 
-def _print_table(answer: Answer, title: str | None, is_cut: bool) -> None:
+def _print_table(answer: QueryAnswer, title: str | None, is_cut: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 

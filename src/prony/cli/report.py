@@ -17,8 +17,8 @@ from prony_node.contract.record import MalformedRecord, using
 from prony_node.contract.safe_files import user_name
 
 if TYPE_CHECKING:
-    from prony.cli.study_output import OfRecords
-    from prony.report.page import Entry
+    from prony.engine.published import PublishedOfRecords
+    from prony.report.page import ReportEntry
     from prony.store import RunSummary
 
 REPORT = "report.html"
@@ -106,16 +106,16 @@ def _is_usable(run: RunSummary) -> bool:
     return True
 
 
-def _entry(run: RunSummary) -> Entry:
-    from prony.report.page import Entry
+def _entry(run: RunSummary) -> ReportEntry:
+    from prony.report.page import ReportEntry
 
     record = run.read_record()
     if record is None:
         raise RequestError(f"{run.folder} has no readable record.json")
-    return Entry(record, run.folder)
+    return ReportEntry(record, run.folder)
 
 
-def _published(entries: list[Entry]) -> OfRecords:
-    from prony.cli.study_output import published_of_records
+def _published(entries: list[ReportEntry]) -> PublishedOfRecords:
+    from prony.engine.published import published_of_records
 
     return published_of_records([entry.record for entry in entries])

@@ -58,11 +58,10 @@ def run(
         if record.failure is None and (said := doubts(record, strict)):
             warn(f"{record.id} {said}")
     code = exit_code(outcome.records, outcome.interrupted, strict)
-    missing = outcome.asked - len(outcome.outcomes)
-    if missing and not outcome.interrupted:
+    if outcome.missing and not outcome.interrupted:
         from prony.engine.site import not_made
 
-        warn(not_made(missing))
+        warn(not_made(outcome.missing))
         code = EXIT_FAILED
     raise typer.Exit(code)
 

@@ -41,7 +41,7 @@ def show(
     share = None
     if against is not None:
         from prony.analysis.compare import share_of_ceiling
-        from prony.cli.compare import stored_repeats
+        from prony.engine.history import stored_repeats
 
         ceiling = _read(store.find(against))
         with using(record.id, ceiling.id):

@@ -1,12 +1,16 @@
 """`prony site`: list, show, add and check the places where runs are started."""
 
+# ruff: noqa: RUF009  optional() makes dataclass fields
+
 from __future__ import annotations
 
 import shutil
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +20,7 @@ from prony.engine.site import site_root
 from prony.sites.collect import read_log
 from prony.sites.job import ENDED_STATE, Job, load_own, new_job
 from prony.sites.jobs import Jobs
+from prony.sites.kubernetes_answers import DetectedPartition, detect_partitions
 from prony.sites.protocol import NoAnswer
 from prony.sites.site import (
     NAME,
@@ -31,6 +36,7 @@ from prony.sites.site import (
 )
 from prony.sites.site_check import Finding, judge, judge_limits
 from prony_node.contract.errors import EXIT_FAILED, RequestError
+from prony_node.contract.typed import encode, optional
 
 CHECK_S = 300.0  # at most: importing torch from a busy file system takes minutes
 site = typer.Typer(no_args_is_help=True, help="List, show, add and check the places where runs are started.")
@@ -72,8 +78,7 @@ def add(
     path = sites_folder() / f"{name}.yaml"
     if path.exists():
         raise RequestError(f"{path} is there already; change it, or remove it first")
-    values = _ask_values(yes)
-    text = dump_site(values)
+    text = dump_site(encode(_ask_file(yes)))
     parse_site(text, str(path), name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,47 @@ def add(
     print(f"written to {path}; `prony site check {name}` tries it out", file=sys.stderr)
 
 
-def _ask_values(yes: bool) -> dict[str, Any]:
+Question = Callable[[str, str], str]  # a question and the default of its answer
+
+
+@dataclass(frozen=True)
+class SlurmPartition:
+    """What Slurm says of a partition, in the words of a site file."""
+
+    accelerators: int | None = optional()
+    accelerator: str | None = optional()
+    gres: str | None = optional()
+    arch: str | None = optional()
+    nodes: int | None = optional()
+    max_time: str | None = optional()
+    cores_per_device: int | None = optional()
+
+
+@dataclass(frozen=True)
+class Namespace:
+    namespace: str
+
+
+@dataclass(frozen=True)
+class Image:
+    image: str
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A new site file."""
+
+    kind: str
+    partition: str | None = optional()
+    account: str | None = optional()
+    partitions: Mapping[str, SlurmPartition | DetectedPartition] | None = optional()
+    kubernetes: Namespace | None = optional()
+    container: Image | None = optional()
+    python: str | None = optional()
+    runs: str | None = optional()
+
+
+def _ask_file(yes: bool) -> SiteFile:
     """The answers, each with what was detected as its default."""
 
     def ask(question: str, default: str) -> str:
@@ -100,51 +145,46 @@ def _ask_values(yes: bool) -> dict[str, Any]:
             raise
 
     kinds = [kind for kind, program in (("slurm", "sbatch"), ("kubernetes", "kubectl")) if shutil.which(program)]
-    values: dict[str, Any] = {"kind": ask("kind of site (local, slurm, kubernetes)", (kinds or ["local"])[0])}
-    if values["kind"] == "slurm":
-        values |= _slurm_values(ask)
-    if values["kind"] == "kubernetes":
-        values |= _kubernetes_values(ask)
-    values["python"] = ask("the Python on the compute nodes that has torch", "python3")
+    kind = ask("kind of site (local, slurm, kubernetes)", (kinds or ["local"])[0])
+    made = SiteFile(kind)
+    if kind == "slurm":
+        made = _slurm_file(ask)
+    if kind == "kubernetes":
+        made = _kubernetes_file(ask)
+    python = ask("the Python on the compute nodes that has torch", "python3")
     runs = ask("where run folders go, seen from here and from the nodes", str(Path.cwd() / "runs"))
-    if runs:
-        values["runs"] = runs
-    return values
+    return replace(made, python=python, runs=runs or None)
 
 
-def _slurm_values(ask: Any) -> dict[str, Any]:
+def _slurm_file(ask: Question) -> SiteFile:
     from prony.sites.slurm import detect_cluster
 
     try:
         cluster = detect_cluster(warn)
     except NoAnswer as error:
         warn(f"{error}; nothing could be detected")
-        return {"partition": ask("partition", "")}
+        return SiteFile("slurm", partition=ask("partition", ""))
     if not cluster.partitions:
         warn("sinfo lists no partition that is up")
-        return {"partition": ask("partition", "")}
+        return SiteFile("slurm", partition=ask("partition", ""))
     print(f"partitions: {', '.join(cluster.partitions)}", file=sys.stderr)
     chosen = ask("partition", cluster.default)
-    values: dict[str, Any] = {"partition": chosen}
     account = ask("account (empty: your default one)", cluster.account or "")
-    if account:
-        values["account"] = account
-    if chosen in cluster.partitions:
-        values["partitions"] = {name: _stated(one) for name, one in cluster.partitions.items()}
-    return values
+    partitions = {name: _stated(one) for name, one in cluster.partitions.items()}
+    known = partitions if chosen in partitions else None
+    return SiteFile("slurm", partition=chosen, account=account or None, partitions=known)
 
 
-def _stated(found: Partition) -> dict[str, Any]:
-    stated = {
-        "accelerators": found.accelerators,
-        "accelerator": found.accelerator or None,
-        "gres": found.gres if found.accelerators else None,
-        "arch": found.arch,
-        "nodes": found.nodes,
-        "max_time": _time(found.max_time_s) if found.max_time_s else None,
-        "cores_per_device": found.cores_per_device,
-    }
-    return {key: value for key, value in stated.items() if value is not None}
+def _stated(found: Partition) -> SlurmPartition:
+    return SlurmPartition(
+        accelerators=found.accelerators,
+        accelerator=found.accelerator or None,
+        gres=found.gres if found.accelerators else None,
+        arch=found.arch,
+        nodes=found.nodes,
+        max_time=_time(found.max_time_s) if found.max_time_s else None,
+        cores_per_device=found.cores_per_device,
+    )
 
 
 def _time(seconds: float) -> str:
@@ -154,21 +194,18 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def _kubernetes_values(ask: Any) -> dict[str, Any]:
-    from prony.sites.kubernetes_answers import detect_partitions
+def _kubernetes_file(ask: Question) -> SiteFile:
     from prony.sites.kubernetes_api import Api, ApiProblem
 
     namespace = ask("namespace", "default")
     image = ask("image with Python, torch and bash", "")
-    values: dict[str, Any] = {"kubernetes": {"namespace": namespace}}
-    if image:
-        values["container"] = {"image": image}
+    made = SiteFile("kubernetes", kubernetes=Namespace(namespace), container=Image(image) if image else None)
     try:
         partitions = detect_partitions(Api(None, namespace).nodes())
     except (ApiProblem, RequestError) as error:
         warn(f"{error}; partitions are for you to fill in (docs/how-to/kubernetes.md)")
-        return values
-    return {"partitions": partitions, **values} if partitions else values
+        return made
+    return replace(made, partitions=partitions or None)
 
 
 @site.command("check")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,8 +15,11 @@ from prony.cli.options import OUT_HELP, RUNS_HELP, JobOptions, ResumeOptions
 from prony.cli.present import end_study, exit_if_not_followed, print_json, print_outcomes, report
 from prony.cli.progress import make_view
 from prony.engine.history import runs_root
-from prony.study.study import Study
 from prony_node.contract.errors import RequestError
+from prony_node.contract.typed import encode
+
+if TYPE_CHECKING:
+    from prony.engine.published import ShownStudy
 
 study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question, as a set of trials.")
 
@@ -25,14 +28,14 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="SETTING=VALUES", help="What to change, in all parts or as PART.SETTING=VALUES in one."),
 ]
-Size = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
-Parts = Annotated[
+SizeOption = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
+PartsOption = Annotated[
     list[str] | None, typer.Option("--part", metavar="PART", help="One part of the study only; may be given again.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Out = Annotated[Path | None, typer.Option(help=OUT_HELP)]
 At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
-Runs = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
+RunsOption = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
 def open_study(
@@ -46,21 +49,20 @@ def open_study(
 def plan(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Print the trials, their cost and what would be refused."""
-    from prony.cli.study_output import make_forecast, print_forecast
+    from prony.cli.study_output import forecast_document, print_forecast
 
-    root = runs_root(runs)
-    opened = open_study(target, size, settings, site, part)
-    forecast = make_forecast(opened.study, root)
+    forecast = api.plan_study(
+        target, *settings or (), size=size, parts=part or (), site=site, runs=runs, progress=report
+    )
     if as_json:
-        json.dump(forecast.to_json(), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        _print_json(forecast_document(forecast))
     else:
         print_forecast(forecast)
 
@@ -69,8 +71,8 @@ def plan(
 def run(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     resume: ResumeOptions = ResumeOptions(),
     site: At = None,
     jobs: JobOptions = JobOptions(),
@@ -96,15 +98,15 @@ def run(
         end_study(outcome)
     finally:  # the tables follow, whatever came of it
         if outcome.study.tables and not (as_json or jobs.detach or jobs.dry_run):
-            _print_tables(outcome.study, root)
+            _print_tables(api.show_study(api.OpenedStudy(outcome.study, {}), runs=root, progress=report))
 
 
 @study.command("resume")
 def resume_(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     resume: ResumeOptions = ResumeOptions(),
     site: At = None,
     jobs: JobOptions = JobOptions(),
@@ -122,21 +124,20 @@ def resume_(
 def status(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Say what is done, what failed and what is left."""
-    from prony.cli.study_output import make_status, print_status
+    from prony.cli.study_output import print_status, status_document
 
-    root = runs_root(runs)
-    opened = open_study(target, size, settings, site, part)
-    found = make_status(opened.study, root, opened.files)
+    found = api.study_status(
+        target, *settings or (), size=size, parts=part or (), site=site, runs=runs, progress=report
+    )
     if as_json:
-        json.dump(found.to_json(), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        _print_json(status_document(found))
     else:
         print_status(found)
 
@@ -145,34 +146,32 @@ def status(
 def show(
     target: Target,
     settings: Words = None,
-    size: Size = None,
-    part: Parts = None,
+    size: SizeOption = None,
+    part: PartsOption = None,
     site: At = None,
     as_json: Json = False,
-    runs: Runs = None,
+    runs: RunsOption = None,
 ) -> None:
     """Print our figures beside those of the repeated publication."""
-    root = runs_root(runs)
     opened = open_study(target, size, settings, site, part)
     if not opened.study.tables:
         raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")
+    shown = api.show_study(opened, runs=runs, progress=report)
     if as_json:
-        from prony.cli.study_output import show_study
+        from prony.cli.study_output import shown_document
 
-        json.dump(show_study(opened.study, _root(opened.study, root)).to_json(), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        _print_json(shown_document(shown))
     else:
-        _print_tables(opened.study, root)
+        _print_tables(shown)
 
 
-def _print_tables(study: Study, root: Path) -> None:
-    from prony.cli.study_output import show_study
+def _print_json(document: object) -> None:
+    json.dump(encode(document), sys.stdout, indent=1)
+    sys.stdout.write("\n")
 
-    for line in show_study(study, _root(study, root)).lines():
+
+def _print_tables(shown: ShownStudy) -> None:
+    from prony.cli.study_output import shown_lines
+
+    for line in shown_lines(shown):
         print(line)
-
-
-def _root(study: Study, root: Path) -> Path:
-    from prony.engine.site import study_root
-
-    return study_root(study, root)

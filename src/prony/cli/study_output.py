@@ -4,118 +4,126 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from prony.analysis.claims import UNTESTED, Judged, concerns, judge
-from prony.analysis.published_plots import Plot, draw
-from prony.analysis.published_tables import NOT_IN_SIZE, StudyResults, Table, fill, is_good
-from prony.analysis.summary import asked_settings, introduce, show_setting
-from prony.cli.asking import (
-    ask_node,
-    history_at_site,
-    impossible_here,
-    planned_here,
-    read_history,
-    updated_store,
-)  # fmt: skip
+from prony.analysis.summary import show_setting
 from prony.cli.console import make_console
-from prony.engine.history import History
+from prony.engine.forecast import StudyForecast, StudyStatus
 from prony.engine.possible import said_once
-from prony.engine.progress import StudyProgress, roughly
-from prony.engine.runs import paths_of
-from prony.report.published import Captioned, Conclusions, claim_line, claim_lines, plot_caption, published_lines
-from prony.sites.collect import collect_all
+from prony.engine.progress import roughly
+from prony.engine.published import ShownStudy
+from prony.report.published import claim_lines, published_lines
 from prony.study.space import Planned
-from prony.study.study import LOCAL, UNKNOWN, OutOfMemoryPruner, Study, Total, TrialRepeat
-from prony.study.study_file import load_study, shipped_studies
+from prony.study.study import LOCAL, UNKNOWN, Budget, Sourced, Study, Total
 from prony_node.contract.digits import counted
-from prony_node.contract.errors import RequestError
-from prony_node.contract.record import Record, using
 from prony_node.contract.settings import Value
-from prony_node.contract.trial import Trial
-from prony_node.workloads import find_workload
-
-if TYPE_CHECKING:
-    from prony.store import RunSummary
-
+from prony_node.contract.typed import JsonObject
 
 TRIALS_SHOWN, REFUSALS_SHOWN = 50, 10
 
 
 @dataclass(frozen=True)
-class StudyForecast:
-    """A study before it is run."""
+class PlannedTrial:
+    """A trial of a study, as `--json` gives it."""
 
-    study: Study
-    planned: list[Planned]
-    impossible: dict[str, str]  # here, by the hash of the trial
-    turns: list[TrialRepeat]
+    hash: str
+    workload: str
+    settings: Mapping[str, Value]
+    part: str
+
+
+@dataclass(frozen=True)
+class RefusedTrial(PlannedTrial):
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlannedTurn:
+    """A run, in the order of the study."""
+
+    trial: str  # its hash
+    repeat: int
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """What the runs that are left cost, as far as records of others tell it."""
+
+    seconds: float
+    joules: float
+    runs_by_basis: Mapping[str, int]
+    runs_without_energy: int
+
+
+@dataclass(frozen=True)
+class StudyDescription:
+    """What `--json` says of a study besides trials and runs."""
+
+    study: str
+    question: str
+    source: str
+    size: str | None
+    site: str
+    parts: list[str]
+    order: str
+    seed: int | None
+    stated: Sequence[Sourced]
+    assumptions: Sequence[Sourced]
+    cannot: Sequence[str]
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class ForecastDocument(StudyDescription):
+    """A study before it is run, as `--json` gives it."""
+
+    trials: list[PlannedTrial]
+    refused: list[RefusedTrial]
+    impossible_here: Mapping[str, str]  # why, by the hash of the trial
+    runs: list[PlannedTurn]
     finished: int
-    pruned: int  # runs that will be left out, since a smaller batch ran out of memory
-    total: Total
-
-    @property
-    def refused(self) -> list[Planned]:
-        return [one for one in self.planned if one.refused is not None]
-
-    def to_json(self) -> dict[str, Any]:
-        order = [{"trial": turn.planned.trial.hash, "repeat": turn.repeat} for turn in self.turns]
-        return {
-            **describe(self.study),
-            "trials": [{**one.trial.to_json(), "part": one.part.name} for one in self.planned if one.refused is None],
-            "refused": [{**one.trial.to_json(), "part": one.part.name, "reason": one.refused} for one in self.refused],
-            "impossible_here": self.impossible,
-            "runs": order,
-            "finished": self.finished,
-            "pruned": self.pruned,
-            "estimate": {
-                "seconds": self.total.seconds,
-                "joules": self.total.joules,
-                "runs_by_basis": self.total.runs,
-                "runs_without_energy": self.total.without_energy,
-            },
-        }
+    pruned: int
+    estimate: CostEstimate
 
 
-def describe(study: Study) -> dict[str, Any]:
-    """A study as JSON: what is neither trial nor run."""
-    return {
-        "study": study.name, "question": study.question, "source": study.source, "size": study.size, "site": study.site,
-        "parts": [part.name for part in study.parts],
-        "order": study.order, "seed": study.seed if study.order == "random" else None,
-        "stated": [one.to_json() for one in study.stated],
-        "assumptions": [one.to_json() for one in study.assumptions], "cannot": list(study.cannot),
-        "budget": {"max_time_s": study.budget.max_time_s, "max_energy_j": study.budget.max_energy_j},
-    }  # fmt: skip
+@dataclass(frozen=True)
+class StatusDocument(StudyDescription):
+    """A study as it stands, as `--json` gives it."""
+
+    runs: int
+    done: int
+    failed: int
+    pruned: int
+    left: int
+    left_s: float | None
+    impossible_here: Mapping[str, str]  # why, by the hash of the trial
+    failures: list[str]
 
 
-def make_forecast(study: Study, root: Path) -> StudyForecast:
-    """Plan a study against what this machine can do and what the store knows."""
-    planned, impossible = planned_here(study)
-    turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    history = _history(study, turns, root)
-    total, memory, missing = Total(), OutOfMemoryPruner(), []
-    for turn in turns:
-        run = history.run_of(turn.planned.trial, turn.repeat)
-        if run is None:
-            missing.append(turn.planned.trial)
-        else:
-            memory.learn(turn.planned.trial, {"failure": {"kind": run.failure_kind}})
-    left = [trial for trial in missing if memory.prunes(trial) is None]
-    for trial in left:
-        total.add(history.estimator.of(trial))
-    return StudyForecast(study, planned, impossible, turns, len(turns) - len(missing), len(missing) - len(left), total)
+def _planned_trial(one: Planned) -> PlannedTrial:
+    return PlannedTrial(one.trial.hash, one.trial.workload, one.trial.settings, one.part.name)
 
 
-def _history(study: Study, turns: list[TrialRepeat], root: Path) -> History:
-    """What the store has of these runs: of this machine, or of the site where the study is run."""
-    wanted = [(turn.planned.trial, turn.repeat) for turn in turns]
-    if study.site != LOCAL:
-        return history_at_site(study, root, wanted)
-    collect_all(root)
-    return read_history(root, wanted)
+def _description(study: Study) -> StudyDescription:
+    return StudyDescription(
+        study=study.name, question=study.question, source=study.source, size=study.size, site=study.site,
+        parts=[part.name for part in study.parts],
+        order=study.order, seed=study.seed if study.order == "random" else None,
+        stated=study.stated, assumptions=study.assumptions, cannot=study.cannot, budget=study.budget,
+    )  # fmt: skip
+
+
+def forecast_document(forecast: StudyForecast) -> ForecastDocument:
+    total = forecast.total
+    return ForecastDocument(
+        **vars(_description(forecast.study)),
+        trials=[_planned_trial(one) for one in forecast.planned if one.refused is None],
+        refused=[RefusedTrial(**vars(_planned_trial(one)), reason=str(one.refused)) for one in forecast.refused],
+        impossible_here=forecast.impossible,
+        runs=[PlannedTurn(turn.planned.trial.hash, turn.repeat) for turn in forecast.turns],
+        finished=forecast.finished,
+        pruned=forecast.pruned,
+        estimate=CostEstimate(total.seconds, total.joules, total.runs, total.without_energy),
+    )
 
 
 def print_forecast(forecast: StudyForecast) -> None:
@@ -215,41 +223,13 @@ def _cost(total: Total) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class StudyStatus:
-    """A study as it stands on this machine."""
-
-    study: Study
-    tally: StudyProgress
-    impossible: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        tally = self.tally
-        return {
-            **describe(self.study),
-            "runs": tally.total, "done": tally.done, "failed": tally.failed, "pruned": tally.pruned, "left": tally.left,
-            "left_s": tally.left_s(), "impossible_here": self.impossible, "failures": tally.failures,
-        }  # fmt: skip
-
-
-def make_status(study: Study, root: Path, files: Mapping[str, dict[str, Any]] | None = None) -> StudyStatus:
-    planned, impossible = planned_here(study)
-    turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    history = _history(study, turns, root)
-    tally, memory, missing = StudyProgress(len(turns), files=paths_of(files or {})), OutOfMemoryPruner(), []
-    for turn in turns:
-        outcome = history.finished(turn.planned.trial, turn.repeat)
-        if outcome is None:
-            missing.append(turn.planned.trial)
-            continue
-        tally.learn(turn.planned.trial, outcome.record)
-        memory.learn(turn.planned.trial, outcome.record)
-    for trial in missing:
-        if memory.prunes(trial):
-            tally.pruned += 1
-        else:
-            tally.expect(history.estimator.of(trial))
-    return StudyStatus(study, tally, impossible)
+def status_document(status: StudyStatus) -> StatusDocument:
+    tally = status.tally
+    return StatusDocument(
+        **vars(_description(status.study)),
+        runs=tally.total, done=tally.done, failed=tally.failed, pruned=tally.pruned, left=tally.left,
+        left_s=tally.left_s(), impossible_here=status.impossible, failures=tally.failures,
+    )  # fmt: skip
 
 
 def print_status(status: StudyStatus) -> None:
@@ -261,201 +241,42 @@ def print_status(status: StudyStatus) -> None:
 
 
 NO_TABLE = "No table: the published figures were made with other settings than these trials have."
-NOT_HERE = "not among these runs"
-OTHER_PART = "not among the trials of this part of the study"
-ELSEWHERE = "there is no run of it from that machine"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A study's tables, and whose runs stand in them."""
+class ShownDocument:
+    """A study's tables, as `--json` gives them."""
 
-    study: Study
-    known: StudyResults
-    tables: list[Table]
-    claims: list[Judged]
-    left_out: int  # runs of other machines
-
-    @cached_property
-    def records(self) -> list[Record]:
-        return _records(self.known)
-
-    @cached_property
-    def plots(self) -> list[Captioned]:
-        """Drawn when first asked for: most who show a study print its tables alone."""
-        with using(*(record.id for record in self.records)):
-            return _captioned(self.study, self.known, [draw(spec, self.known) for spec in self.study.plots])
-
-    def lines(self) -> list[str]:
-        """Everything that a person needs to read the tables."""
-        lines = [f"{self.study.name}: {self.study.question}" if self.study.question else self.study.name]
-        lines += [f"after {self.study.source}"] if self.study.source else []
-        lines += ["", f"Ours: {self.machine()}."]
-        if self.left_out:
-            lines.append(f"{self.left_out} runs of other machines are left out: the machine is that of the newest run.")
-        if self.study.tables and not self.tables:
-            lines += ["", NO_TABLE]
-        for table in self.tables:
-            lines += ["", *published_lines(table)]
-        lines += ["", *claim_lines(self.claims)] if self.claims else []
-        return lines + statement_lines(self.study)
-
-    def machine(self) -> str:
-        return machines(self.records) or "nothing was run yet"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "study": self.study.name, "size": self.study.size, "source": self.study.source, "machine": self.machine(),
-            "tables": [table.to_json() for table in self.tables],
-            "claims": [one.to_json() for one in self.claims],
-            "stated": [one.to_json() for one in self.study.stated],
-            "assumptions": [one.to_json() for one in self.study.assumptions], "cannot": list(self.study.cannot),
-        }  # fmt: skip
+    study: str
+    size: str | None
+    source: str
+    machine: str
+    tables: list[JsonObject]  # as the tables and claims encode themselves
+    claims: list[JsonObject]
+    stated: Sequence[Sourced]
+    assumptions: Sequence[Sourced]
+    cannot: Sequence[str]
 
 
-def machines(records: Sequence[Record]) -> str:
-    """Device, CPU and torch of these runs, each combination once."""
-    return "; ".join(dict.fromkeys(_machine(record) for record in records))
+def shown_lines(shown: ShownStudy) -> list[str]:
+    """Everything that a person needs to read the tables."""
+    lines = [f"{shown.study.name}: {shown.study.question}" if shown.study.question else shown.study.name]
+    lines += [f"after {shown.study.source}"] if shown.study.source else []
+    lines += ["", f"Ours: {shown.machine()}."]
+    if shown.left_out:
+        lines.append(f"{shown.left_out} runs of other machines are left out: the machine is that of the newest run.")
+    if shown.study.tables and not shown.tables:
+        lines += ["", NO_TABLE]
+    for table in shown.tables:
+        lines += ["", *published_lines(table)]
+    lines += ["", *claim_lines(shown.claims)] if shown.claims else []
+    return lines + statement_lines(shown.study)
 
 
-def _machine(record: Record) -> str:
-    told = dict(introduce(record))
-    if told.get("device") and told.get("CPU", "").startswith(told["device"]):  # the CPU is the device
-        del told["device"]
-    return ", ".join([told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"])
-
-
-@dataclass(frozen=True)
-class OfRecords:
-    """The tables and plots of shipped studies that have values of ours, and what the studies conclude."""
-
-    tables: list[Table]
-    plots: list[Captioned]
-    conclusions: list[Conclusions]
-
-
-def published_of_records(records: Sequence[Record]) -> OfRecords:
-    """What the shipped studies that asked for these runs show, as far as these runs fill it."""
-    tables, plots, conclusions = [], [], []
-    for study, known in _studies_of(records):
-        tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
-        drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
-        plots += _captioned(study, known, drawn)
-        conclusions.append(_conclusions(study, known))
-    return OfRecords(tables, plots, conclusions)
-
-
-def _captioned(study: Study, known: StudyResults, drawn: Sequence[Plot]) -> list[Captioned]:
-    ours = machines(_records(known))
-    return [Captioned(plot, plot_caption(plot, study.source, ours)) for plot in drawn]
-
-
-def _conclusions(study: Study, known: StudyResults) -> Conclusions:
-    """What a study states and assumes, and the claims that these runs can test."""
-    judged = judge(study.claims, known)
-    tested = [one for one in judged if one.verdict != UNTESTED]
-    lines = [claim_line(one) for one in tested]
-    left = len(judged) - len(tested)
-    more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
-    stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
-    return Conclusions(study.name, lines, more, stated, assumed)
-
-
-def _records(known: StudyResults) -> list[Record]:
-    return [record for found in known.records.values() for record in found]
-
-
-def _studies_of(records: Sequence[Record]) -> list[tuple[Study, StudyResults]]:
-    """The shipped studies that asked for these runs, each with its own of them."""
-    found = []
-    for name in dict.fromkeys(_study_of(record) for record in records):
-        if name is None or name not in shipped_studies():
-            continue
-        by_trial: dict[str, list[Record]] = {}
-        trials = {}
-        for record in records:
-            if _study_of(record) == name:
-                trial = Trial(record.trial.workload, asked_settings(record))
-                trials[trial.hash] = trial
-                by_trial.setdefault(trial.hash, []).append(record)
-        best = {trial: _good_or_failed(those) for trial, those in by_trial.items()}
-        known = StudyResults(list(trials.values()), best, absent=NOT_HERE)
-        found.append((load_study(name, None, (), find_workload), known))
-    return found
-
-
-def _study_of(record: Record) -> str | None:
-    return record.study.name if record.study is not None else None
-
-
-def show_study(study: Study, root: Path) -> Shown:
-    """Fill a study's tables with the runs in `root`, all from one machine."""
-    planned = [one for one in study.planned() if one.refused is None]
-    runs = _runs(planned, root)
-    newest = max(runs, key=lambda run: run.started, default=None)
-    machine = None if newest is None else newest.machine
-    ours = [run for run in runs if run.machine == machine]
-    records = _by_trial(ours)
-    best = {trial: _good_or_failed(found) for trial, found in records.items()}
-    beyond = _beyond_memory(planned, best)
-    missing = _missing([one for one in planned if one.trial.hash not in best], newest) | beyond
-    datasets = {one.trial.hash: one.datasets for one in planned if "" not in one.datasets}
-    absent = OTHER_PART if study.part_names else NOT_IN_SIZE
-    known = StudyResults([one.trial for one in planned], best, missing, absent, beyond, datasets)
-    elsewhere = _by_trial([run for run in runs if run.machine != machine]) if study.claims else {}
-    anywhere = {trial: [*records.get(trial, ()), *elsewhere.get(trial, ())] for trial in {*records, *elsewhere}}
-    with using(*(record.id for found in anywhere.values() for record in found)):
-        claims = judge([one for one in study.claims if not study.part_names or concerns(one, known.trials)],
-                       known, anywhere)  # fmt: skip
-        tables = [table for spec in study.tables if (table := fill(spec, known)).rows]
-    if study.part_names:  # a table of other parts alone has nothing of ours
-        tables = [table for table in tables if any(row.ours for row in table.rows)]
-    return Shown(study, known, tables, claims, len(runs) - len(ours))
-
-
-def _runs(planned: list[Planned], root: Path) -> list[RunSummary]:
-    collect_all(root)
-    store = updated_store(root)
-    hashes = {one.trial.hash for one in planned}
-    workloads = {one.trial.workload for one in planned}
-    return [run for name in sorted(workloads) for run in store.runs(workload=name) if run.trial_hash in hashes]
-
-
-def _by_trial(runs: Sequence[RunSummary]) -> dict[str, list[Record]]:
-    """The records of these runs by the hash of their trial; an interrupted run says nothing of it."""
-    found: dict[str, list[Record]] = {}
-    for run in runs:
-        record = run.read_record()
-        if record is not None and record.status != "interrupted":
-            found.setdefault(run.trial_hash, []).append(record)
-    return found
-
-
-def _good_or_failed(found: list[Record]) -> list[Record]:
-    """The good runs of a trial; where it has none, those that failed."""
-    return [record for record in found if is_good(record)] or found
-
-
-def _missing(left: list[Planned], newest: RunSummary | None) -> dict[str, str]:
-    """Why trials have no record: this machine cannot do them, or that of the runs did not."""
-    if newest is not None and newest.machine != _here():
-        return {one.trial.hash: ELSEWHERE for one in left}
-    return impossible_here(left)
-
-
-def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> dict[str, str]:
-    """The trials without a record of which a smaller batch ran out of memory."""
-    memory = OutOfMemoryPruner()
-    for one in planned:
-        for record in records.get(one.trial.hash, ()):
-            memory.learn(one.trial, {"failure": record.failure and {"kind": record.failure.kind}})
-    left = [one.trial for one in planned if one.trial.hash not in records]
-    return {trial.hash: why for trial in left if (why := memory.prunes(trial))}
-
-
-def _here() -> str | None:
-    try:
-        machine = ask_node("fingerprint").get("machine")
-    except RequestError:
-        return None
-    return None if machine is None else str(machine)
+def shown_document(shown: ShownStudy) -> ShownDocument:
+    study = shown.study
+    return ShownDocument(
+        study=study.name, size=study.size, source=study.source, machine=shown.machine(),
+        tables=[table.to_json() for table in shown.tables], claims=[one.to_json() for one in shown.claims],
+        stated=study.stated, assumptions=study.assumptions, cannot=study.cannot,
+    )  # fmt: skip

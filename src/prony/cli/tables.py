@@ -66,7 +66,7 @@ from prony_node.contract.record import Metric, Record
 from prony_node.contract.run_folder import UNCHANGED
 from prony_node.stats import between_run
 
-Side = Literal["left", "right"]
+Alignment = Literal["left", "right"]
 
 
 def print_section(console: Console, title: str, *tables: Table | None) -> None:
@@ -78,7 +78,7 @@ def print_section(console: Console, title: str, *tables: Table | None) -> None:
         console.print(Padding(table, (0, 0, 0, 2)))
 
 
-def grid(*justify: Side) -> Table:
+def grid(*justify: Alignment) -> Table:
     """A table without lines or titles, whose last column wraps."""
     table = Table.grid(padding=(0, 2))
     for position, side in enumerate(justify):

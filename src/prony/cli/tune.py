@@ -6,9 +6,10 @@ import json
 import math
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,7 +21,7 @@ from prony.analysis.summary import mathematics_sentences, show_setting
 from prony.cli.console import make_console
 from prony.cli.options import OUT_HELP, SHARE_HELP
 from prony.cli.progress import PlainView, make_display
-from prony.engine.search import Tuning, value_text
+from prony.engine.search import TuningOutcome, value_text
 from prony.report.numbers import format_bytes, format_rate, format_seconds, format_share
 from prony.study.search import (
     BETTER,
@@ -37,6 +38,8 @@ from prony.study.search import (
 from prony.study.search_space import FAILED_CHECK, Candidate, CandidateEstimate, Goal, Result
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED
+from prony_node.contract.settings import Value
+from prony_node.contract.typed import encode
 
 SCHEMA = "prony.tuning/2"
 SHOWN = 3  # rivals and refused combinations that are named one by one
@@ -70,14 +73,14 @@ def tune(
     )  # fmt: skip
     if done.search is None or done.found is None:
         raise typer.Exit(EXIT_INTERRUPTED if done.interrupted else EXIT_FAILED)
-    (print_tuning_json if as_json else print_tuning)(done.tuning, done.search, done.found)
+    (print_tuning_json if as_json else print_tuning)(done, done.search, done.found)
     if done.found.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     decided = EXIT_OK if done.found.decided(done.search.start) else EXIT_UNDECIDED
     raise typer.Exit(EXIT_FAILED if done.found.leader is None else decided)
 
 
-def print_tuning(tuning: Tuning, search: Search, found: SearchOutcome) -> None:
+def print_tuning(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> None:
     """For a person: what was measured, then the answer."""
     console = make_console()
     console.print(_table(tuning, search, found))
@@ -86,13 +89,13 @@ def print_tuning(tuning: Tuning, search: Search, found: SearchOutcome) -> None:
     _print_command(console, tuning, search, found)
 
 
-def _table(tuning: Tuning, search: Search, found: SearchOutcome) -> Table:
+def _table(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> Table:
     """A row per setting, in the order in which they were first measured."""
     names = list(search.space.lists)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in names:
         table.add_column(name, no_wrap=True)
-    for name in (tuning.goal.metric, "runs", "memory"):
+    for name in (tuning.study.goal.metric, "runs", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     steps = {step.candidate.key: step for step in found.path}
@@ -101,7 +104,7 @@ def _table(tuning: Tuning, search: Search, found: SearchOutcome) -> Table:
         values = [show_setting(candidate.settings.get(name)) for name in names]
         runs = str(len(search.runs_of(candidate)))
         memory = format_bytes(search.runs_of(candidate)[-1].limited.get("memory"))
-        value = _estimate_text(tuning.goal, search.estimate_of(candidate), step)
+        value = _estimate_text(tuning.study.goal, search.estimate_of(candidate), step)
         table.add_row(*map(Text, [*values, value, runs, memory, _state(search, found, candidate)]))
     return table
 
@@ -123,16 +126,17 @@ def _state(search: Search, found: SearchOutcome, candidate: Candidate) -> str:
 
 def _estimate_text(goal: Goal, estimate: CandidateEstimate | None, step: SearchStep) -> str:
     """What all runs of a setting gave, with the interval that includes the spread between runs."""
-    metric = step.made.record["metrics"].get(goal.metric) or {}
+    record = step.made.record
     if estimate is None:
-        return value_text(goal, step.made.record)
+        return value_text(goal, record)
     if goal.less:
         return format_seconds(1.0 / estimate.value)
     ends = (estimate.low, estimate.high) if math.isfinite(estimate.high) else (None, None)
-    return format_rate(estimate.value, metric.get("unit"), *ends)
+    metric = record.metric(goal.metric)
+    return format_rate(estimate.value, metric.unit if metric is not None else None, *ends)
 
 
-def _answer(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
+def _answer(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> list[str]:
     lines = _advice(tuning, search, found)
     lines += _open(search, found)
     lines += _failed(search)
@@ -144,7 +148,7 @@ def _answer(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
     return lines
 
 
-def _advice(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
+def _advice(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> list[str]:
     start = search.start
     if found.leader is None:
         return ["No advice: nothing ran without a failure within the limits."]
@@ -153,7 +157,7 @@ def _advice(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
         return [f"Not decided: the defaults cannot be used ({found.unusable}). {said}."]
     if found.champion.key != start.key:
         won = next(one for one in found.confirmed if one.b.key == found.champion.key and one.verdict == BETTER)
-        return [f"Use {show_change(won.b, won.a)}: {_ratio(tuning.goal, won, _name(won.a, start))}."]
+        return [f"Use {show_change(won.b, won.a)}: {_ratio(tuning.study.goal, won, _name(won.a, start))}."]
     if found.decided(start):
         said = "every other setting that was measured is shown to be worse"
         if any(one.verdict == SAME for one in found.confirmed):
@@ -162,12 +166,12 @@ def _advice(tuning: Tuning, search: Search, found: SearchOutcome) -> list[str]:
             said += ", or failed"
         return [f"Keep the defaults ({show_candidate(start)}): {said}."]
     lines = [
-        f"Not decided: {show_change(one.b, one.a)}: {_ratio(tuning.goal, one, _name(one.a, start))}; "
+        f"Not decided: {show_change(one.b, one.a)}: {_ratio(tuning.study.goal, one, _name(one.a, start))}; "
         "the interval includes no difference."
         for one in found.undecided
     ]
     if found.short_s and not found.confirmed:
-        need_s = math.ceil((tuning.budget_s + found.short_s) / 30.0) * 30
+        need_s = math.ceil((tuning.study.budget_s + found.short_s) / 30.0) * 30
         lines.append(
             f"Not decided: the budget does not allow {PAIRS} pairs of fresh runs against the defaults. "
             f"Give --budget {need_s}s or more."
@@ -241,16 +245,17 @@ def _spread(search: Search) -> str:
     return f"The intervals in the table are 95 % CIs and include {what} ({source})."
 
 
-def _cost(tuning: Tuning, found: SearchOutcome) -> str:
+def _cost(tuning: TuningOutcome, found: SearchOutcome) -> str:
     energy_j, reason = search_energy(tuning)
     energy = f"{energy_j / 3600.0:.3g} Wh" if energy_j is not None else f"energy unknown: {reason}"
     parts = f"{format_seconds(found.search_s)} screening, {format_seconds(found.confirm_s)} in pairs"
     total = format_seconds(found.search_s + found.confirm_s)
-    processes = "1 process" if tuning.processes == 1 else f"{tuning.processes} processes"
-    return f"Cost: {total} of {format_seconds(tuning.budget_s)} ({parts}), {processes}, {energy}."
+    count = len(tuning.energies_j)
+    processes = "1 process" if count == 1 else f"{count} processes"
+    return f"Cost: {total} of {format_seconds(tuning.study.budget_s)} ({parts}), {processes}, {energy}."
 
 
-def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
+def search_energy(tuning: TuningOutcome) -> tuple[float | None, str | None]:
     """Joules of the runs that this call made, whole runs; None with the reason where one of them has none."""
     known = [one for one in tuning.energies_j if one is not None]
     if len(known) < len(tuning.energies_j):
@@ -262,7 +267,7 @@ def search_energy(tuning: Tuning) -> tuple[float | None, str | None]:
 
 
 def _mode(found: SearchOutcome) -> str:
-    return str((found.path[0].made.record["trial"].get("effective") or {}).get("mode", "train"))
+    return str((found.path[0].made.record.trial.effective or {}).get("mode", "train"))
 
 
 def show_candidate(candidate: Candidate) -> str:
@@ -275,78 +280,140 @@ def show_change(candidate: Candidate, other: Candidate) -> str:
     return " ".join(f"{name}={show_setting(value)}" for name, value in candidate.values if had.get(name) != value)
 
 
-def command(tuning: Tuning, candidate: Candidate) -> list[str]:
+def command(tuning: TuningOutcome, search: Search, candidate: Candidate) -> list[str]:
     """The words that make a run of a candidate."""
-    settings = tuning.trial(candidate).settings
-    return ["prony", "run", tuning.word, *(f"{name}={show_setting(value)}" for name, value in settings.items())]
+    settings = tuning.study.trial(candidate, search.start).settings
+    return ["prony", "run", tuning.study.word, *(f"{name}={show_setting(value)}" for name, value in settings.items())]
 
 
-def _print_command(console: Console, tuning: Tuning, search: Search, found: SearchOutcome) -> None:
+def _print_command(console: Console, tuning: TuningOutcome, search: Search, found: SearchOutcome) -> None:
     chosen = found.chosen(search.start)
     if found.leader is not None and chosen.key != search.start.key:
         label = "use it" if found.decided(search.start) else "try it"
-        console.print(f"{label}: {shlex.join(command(tuning, chosen))}", markup=False, soft_wrap=True)
+        console.print(f"{label}: {shlex.join(command(tuning, search, chosen))}", markup=False, soft_wrap=True)
     console.print(f"run folders: {tuning.root.absolute()}", markup=False, soft_wrap=True)
 
 
-def print_tuning_json(tuning: Tuning, search: Search, found: SearchOutcome) -> None:
+def print_tuning_json(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> None:
     """The result alone on stdout."""
-    json.dump(tuning_document(tuning, search, found), sys.stdout, indent=1)
+    json.dump(encode(tuning_document(tuning, search, found)), sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
-def tuning_document(tuning: Tuning, search: Search, found: SearchOutcome) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ConfirmationEntry:
+    """An A/B of the search: B over A, both as their settings."""
+
+    a: Mapping[str, Value]
+    b: Mapping[str, Value]
+    verdict: str
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class StepEntry:
+    """A run or a screening of the search."""
+
+    run: str
+    screening: bool
+    settings: Mapping[str, Value]
+    why: str
+    value: float | None
+    low: float | None
+    high: float | None
+    failure: str | None
+    memory: float | None
+    cost_s: float
+    dropped: str | None
+
+
+@dataclass(frozen=True)
+class SearchCost:
+    search_s: float
+    confirm_s: float
+    processes: int
+    energy_j: float | None
+    energy_reason: str | None
+
+
+@dataclass(frozen=True)
+class TuningDocument:
+    """The result of a search, as `--json` gives it."""
+
+    schema: str
+    workload: str
+    goal: str
+    within: Mapping[str, float]
+    fixed: Mapping[str, Value]
+    searched: Mapping[str, Sequence[Value]]
+    verdict: str
+    start: Mapping[str, Value]
+    winner: Mapping[str, Value] | None
+    leader: Mapping[str, Value] | None
+    command: Sequence[str] | None
+    confirmed: Sequence[ConfirmationEntry]
+    not_decided: Sequence[Mapping[str, Value]]
+    not_measured: Sequence[Mapping[str, Value]]
+    between_runs: float
+    changes_mathematics: Sequence[str]
+    path: Sequence[StepEntry]
+    cost: SearchCost
+    refused: Sequence[str]
+    interrupted: bool
+
+
+def tuning_document(tuning: TuningOutcome, search: Search, found: SearchOutcome) -> TuningDocument:
     energy_j, reason = search_energy(tuning)
     start = search.start
     changed = found.champion.key != start.key
     decided = found.decided(start)
-    return {
-        "schema": SCHEMA,
-        "workload": tuning.workload.name,
-        "goal": tuning.goal.name,
-        "within": {limit.name: limit.below for limit in tuning.limits},
-        "fixed": tuning.fixed,
-        "searched": {name: list(values) for name, values in search.space.lists.items()},
-        "verdict": UNDECIDED if not decided else BETTER if changed else "keep the defaults",
-        "start": start.settings,
-        "winner": found.champion.settings if decided else None,
-        "leader": None if found.leader is None else found.leader.settings,
-        "command": command(tuning, found.champion) if decided and changed else None,
-        "confirmed": [_confirmation(one) for one in found.confirmed],
-        "not_decided": [one.candidate.settings for one in found.open],
-        "not_measured": [one.settings for one in found.left],
-        "between_runs": search.between_runs()[0],
-        "changes_mathematics": mathematics_sentences(start.settings, found.champion.settings, _mode(found))
+    return TuningDocument(
+        schema=SCHEMA,
+        workload=tuning.study.workload.name,
+        goal=tuning.study.goal.name,
+        within={limit.name: limit.below for limit in tuning.study.limits},
+        fixed=tuning.study.fixed,
+        searched=search.space.lists,
+        verdict=UNDECIDED if not decided else BETTER if changed else "keep the defaults",
+        start=start.settings,
+        winner=found.champion.settings if decided else None,
+        leader=None if found.leader is None else found.leader.settings,
+        command=command(tuning, search, found.champion) if decided and changed else None,
+        confirmed=[_confirmation(one) for one in found.confirmed],
+        not_decided=[one.candidate.settings for one in found.open],
+        not_measured=[one.settings for one in found.left],
+        between_runs=search.between_runs()[0],
+        changes_mathematics=mathematics_sentences(start.settings, found.champion.settings, _mode(found))
         if changed
         else [],
-        "path": [_step(step, result, search) for step, result in zip(found.path, search.results, strict=True)],
-        "cost": {
-            "search_s": found.search_s,
-            "confirm_s": found.confirm_s,
-            "processes": tuning.processes,
-            "energy_j": energy_j,
-            "energy_reason": reason,
-        },
-        "refused": list(search.space.refused),
-        "interrupted": found.interrupted,
-    }
+        path=[_step(step, result, search) for step, result in zip(found.path, search.results, strict=True)],
+        cost=SearchCost(found.search_s, found.confirm_s, len(tuning.energies_j), energy_j, reason),
+        refused=search.space.refused,
+        interrupted=found.interrupted,
+    )
 
 
-def _confirmation(one: Confirmation) -> dict[str, Any]:
-    return {**asdict(one), "a": one.a.settings, "b": one.b.settings}
+def _confirmation(one: Confirmation) -> ConfirmationEntry:
+    return ConfirmationEntry(
+        one.a.settings, one.b.settings, one.verdict, one.ratio, one.low, one.high, one.confidence, one.pairs
+    )
 
 
-def _step(step: SearchStep, result: Result, search: Search) -> dict[str, Any]:
-    return {
-        "run": step.made.record["id"],
-        "screening": bool(step.made.record.get("screening")),
-        "settings": step.candidate.settings,
-        "why": step.why,
-        "value": result.value,
-        "low": result.low,
-        "high": result.high,
-        "failure": result.failure,
-        "memory": result.limited.get("memory"),
-        "cost_s": step.made.cost_s,
-        "dropped": search.dropped(step.candidate),
-    }
+def _step(step: SearchStep, result: Result, search: Search) -> StepEntry:
+    return StepEntry(
+        run=step.made.record.id,
+        screening=bool(step.made.record.more.get("screening")),
+        settings=step.candidate.settings,
+        why=step.why,
+        value=result.value,
+        low=result.low,
+        high=result.high,
+        failure=result.failure,
+        memory=result.limited.get("memory"),
+        cost_s=step.made.cost_s,
+        dropped=search.dropped(step.candidate),
+    )

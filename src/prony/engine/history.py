@@ -21,11 +21,12 @@ from prony.study.study import Estimator, RunCost, form_of
 from prony_node.contract import files
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import load_record
+from prony_node.contract.record import Record, load_record
 from prony_node.contract.run_folder import NO, UNVERIFIED, node_source_hash
 from prony_node.contract.trial import Trial
 
 if TYPE_CHECKING:
+    from prony.analysis.variation import Repeat
     from prony.store import Refreshed, RunSummary, Store
 
 
@@ -166,7 +167,7 @@ class History:
         if self.other_code:
             lines.append(
                 f"{counted(self.other_code, 'finished run')} of other code or library versions not taken; "
-                "--accept-other-code takes them, `prony compare` names what differs"
+                "accept-other-code takes them, `prony compare` names what differs"
             )
         if self.changed:
             lines.append(
@@ -225,8 +226,7 @@ def skipped_line(job: TrialRun, outcome: RunOutcome) -> str:
     record = outcome.record
     width = record.steady.relative_half_width if record.steady is not None else None
     known = f", ± {format_share(width, 2)}{format_window(record.window_s)}" if width is not None else ""
-    repeat = f", repeat {job.repeat}" if job.repeat else ""
-    return f"{job.trial}{repeat}: finished before ({record.status}{known}), skipped"
+    return f"{job}: finished before ({record.status}{known}), skipped"
 
 
 def longest_s(runs: Iterable[RunSummary], in_jobs: bool = True) -> dict[str, float]:
@@ -268,3 +268,16 @@ def took_here_s(trials: Iterable[Trial], root: Path, report: Report) -> dict[str
         return took_s(fixed, root, report, in_jobs=False) if fixed else {}
     except (RequestError, OSError):  # an index that is broken costs no run: without it the limit is longer
         return {}
+
+
+def stored_repeats(store: Store, records: Iterable[Record]) -> list[Repeat]:
+    """The good runs of these workloads in the store, to take the variation between runs from."""
+    from prony.analysis.variation import Repeat
+
+    workloads = dict.fromkeys(record.trial.workload for record in records)
+    found = [run for workload in workloads for run in store.runs(workload=workload, status="ok")]
+    return [
+        Repeat(run.id, run.workload, run.device, (run.machine, run.software), run.effective or run.settings, run.rate)
+        for run in found
+        if run.rate is not None and run.rate > 0.0 and run.verified != NO
+    ]

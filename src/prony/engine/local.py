@@ -1,20 +1,49 @@
-"""The executor of this machine: a run in fresh processes, reported while it goes, and ended when a person asks."""
+"""The executor of this machine: one run after the other in fresh processes, as a study or a search wants them."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TypeVar
 
-from prony.engine.history import index
+from prony.engine.history import History, index, skipped_line
 from prony.engine.progress import Note, Report, RunBegun, RunEnded, RunProgress
 from prony.engine.runs import RunOutcome, TrialRun, plan_of, trouble
+from prony.sites.collect import is_being_made
 from prony.sites.job import local_limit_s
 from prony.sites.local import LocalRun
+from prony.sites.locks import claim_run
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError, Unfinished
-from prony_node.contract.record import accept_record
+
+T = TypeVar("T")
+SCREENINGS = ".screening"  # under the root of runs, out of sight of the index: a screening is no result
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run that was wanted: what it left, and what making it took."""
+
+    outcome: RunOutcome
+    seconds: float
+    by_another: bool = False  # another start of the same study had finished it meanwhile
+
+
+class NotMade(Enum):
+    """Why a run that was wanted was not made."""
+
+    CLAIMED = auto()  # another start is making it
+    INTERRUPTED = auto()  # by a person: nothing more is made
+
+
+# What decides from the runs so far which one is wanted next: the rest of a study, or a search. It ends with its result.
+Agenda = Generator[TrialRun, Made | NotMade, T]
 
 
 class Interrupts:
@@ -36,34 +65,69 @@ class Interrupts:
         self.count += 1
 
 
-def make_runs(jobs: Sequence[TrialRun], root: Path, report: Report) -> tuple[list[RunOutcome], bool]:
-    """Make these runs, whatever was run before; the outcomes, and whether a person interrupted."""
-    outcomes: list[RunOutcome] = []
+def make_runs(
+    agenda: Agenda[T], root: Path, report: Report, history: History | None = None, claims: bool = True
+) -> tuple[T, bool]:
+    """Make what the agenda wants until it ends; its result, and whether a person interrupted.
+
+    `history` knows what another start of the same study finished meanwhile. Without `claims` every run is made, also
+    one that another start makes too. A request that turns out impossible after the first run raises Unfinished.
+    """
+    made = 0
     with Interrupts() as interrupts:
-        for number, job in enumerate(jobs, start=1):
-            if interrupts.count:
-                return outcomes, True
-            title = str(job.trial) if len(jobs) == 1 else f"[{number}/{len(jobs)}] {job.trial}"
-            try:
-                outcome = run_one(job, root, report, title, interrupts)
-            except RequestError as error:
-                raise Unfinished(str(error)) if outcomes else error from error
+        try:
+            wanted = next(agenda)
+            while True:
+                answer: Made | NotMade = NotMade.INTERRUPTED
+                if not interrupts.count:
+                    try:
+                        answer = _take(wanted, root, report, interrupts, history, claims and not wanted.walk)
+                    except RequestError as error:
+                        raise Unfinished(str(error)) if made else error from error
+                    made += isinstance(answer, Made) and not answer.by_another
+                wanted = agenda.send(answer)
+        except StopIteration as end:
+            return end.value, interrupts.count > 0
+
+
+def _take(
+    job: TrialRun, root: Path, report: Report, interrupts: Interrupts, history: History | None, claims: bool
+) -> Made | NotMade:
+    """Make this run, unless another start makes it, or has made it."""
+    trial, repeat = job.trial.hash, job.repeat
+    with claim_run(root, trial, repeat) if claims else contextlib.nullcontext(True) as ours:
+        if not ours or (claims and is_being_made(root, trial, repeat)):
+            return NotMade.CLAIMED
+        if history is not None and (outcome := history.finished_since(job.trial, repeat)) is not None:
+            report(Note(skipped_line(job, outcome)))
+            return Made(outcome, 0.0, by_another=True)
+        began_s = time.monotonic()
+        outcome = run_one(job, _make_screenings(root) if job.walk else root, report, interrupts)
+        if not job.walk:
             index(root, outcome.folder, report)
-            outcomes.append(outcome)
             if said := trouble(outcome.record):
-                report(Note(f"{title}: {said}"))
-        return outcomes, interrupts.count > 0
+                report(Note(f"{job.title or job.trial}: {said}"))
+        return Made(outcome, time.monotonic() - began_s)
 
 
-def run_one(job: TrialRun, root: Path, report: Report, title: str, interrupts: Interrupts) -> RunOutcome:
-    """Make one run in fresh processes."""
+def _make_screenings(root: Path) -> Path:
+    folder = root / SCREENINGS
+    try:
+        files.make_common_folder(folder)
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be used for screenings: {error.strerror}; remove it") from error
+    return folder
+
+
+def run_one(job: TrialRun, root: Path, report: Report, interrupts: Interrupts) -> RunOutcome:
+    """Make one run in fresh processes, reported while it goes, and ended when a person asks."""
     plan = plan_of(job)
     if plan.time_limit_s is None:
         plan = replace(plan, time_limit_s=local_limit_s(plan, job.estimate_s))
     run = LocalRun(plan, root)
     run.start()
     heard, outcome = 0, None
-    report(RunBegun(title))
+    report(RunBegun(job.title or str(job.trial)))
     try:
         for line in run.follow():
             if line is not None:
@@ -76,7 +140,7 @@ def run_one(job: TrialRun, root: Path, report: Report, title: str, interrupts: I
                 else:
                     run.kill()
         try:
-            outcome = RunOutcome(run.folder, accept_record(run.collect()))
+            outcome = RunOutcome(run.folder, run.collect())
         except RequestError as error:
             raise Unfinished(str(error)) from error
     finally:

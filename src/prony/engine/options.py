@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prony.sites.job import BLOCK
 from prony.sites.site import Partition, Site
+from prony_node.contract.typed import JsonObject
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class SiteSession:
 
 
 @dataclass(frozen=True)
+class PlannedFile:
+    """A user's own model file, as a plan carries it."""
+
+    path: str
+    sha256: str
+    workload: JsonObject  # what it states: the node program writes and reads it
+
+
+@dataclass(frozen=True)
 class Options:
     """How a study is carried out."""
 
@@ -45,7 +55,7 @@ class Options:
     retry_failed: bool = False
     share: bool = False
     energy: bool = True
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # what the plan carries of a user's model file
+    files: Mapping[str, PlannedFile] = field(default_factory=dict)  # by the name of their workload
     at_site: SiteOptions = field(default_factory=SiteOptions)
     leave_out: bool = True  # what this machine cannot do; else it is refused
     accept_other_code: bool = False  # take finished runs of other code or library versions too

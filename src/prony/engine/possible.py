@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from prony.engine.ask_node import ask_node
+from prony.engine.ask_node import DevicesAnswer, NameAnswer, ask_node, read_answer
 from prony.engine.progress import Report
 from prony.engine.runs import TrialRun
 from prony.study.space import Planned, count_combinations
@@ -36,12 +35,12 @@ def planned_here(study: Study, report: Report) -> tuple[list[Planned], dict[str,
 
 
 def impossible_here(
-    planned: Iterable[Planned], report: Report, ask: Callable[[], dict[str, Any]] | None = None
+    planned: Iterable[Planned], report: Report, ask: Callable[[], DevicesAnswer] | None = None
 ) -> dict[str, str]:
     """Trial hash to the reason why it cannot be run here. The node is asked where the answer depends on it."""
     found: dict[str, str] = {}
     reasons: dict[Hashable, str | None] = {}
-    node: dict[str, Any] | None = None
+    node: DevicesAnswer | None = None
     for one in planned:
         if one.refused is not None:
             continue
@@ -50,7 +49,7 @@ def impossible_here(
             reasons[alike] = _needs_nodes(one)
             if reasons[alike] is None and _depends(one):
                 node = node if node is not None else ask() if ask else _ask(report)
-                reasons[alike] = _why_not(one, node) if node.get("kind") else None
+                reasons[alike] = _why_not(one, node) if node.kind else None
         why = reasons[alike]
         if why is not None:
             found[one.trial.hash] = why
@@ -82,11 +81,11 @@ def _needs_nodes(one: Planned) -> str | None:
     return f"nodes={nodes} is started node by node, each with its PRONY_NODE_RANK: docs/how-to/parallel.md"
 
 
-def _ask(report: Report) -> dict[str, Any]:
+def _ask(report: Report) -> DevicesAnswer:
     try:
-        return ask_node("devices", report=report)
+        return read_answer(DevicesAnswer, ask_node("devices", report=report))
     except RequestError:  # the runs themselves will say it
-        return {}
+        return DevicesAnswer()
 
 
 def _depends(one: Planned) -> bool:
@@ -109,8 +108,8 @@ def _refusal(one: Planned, kind: str) -> str | None:
     return None
 
 
-def _why_not(one: Planned, node: Mapping[str, Any]) -> str | None:
-    found, names = str(node["kind"]), list(node.get("devices") or [])
+def _why_not(one: Planned, node: DevicesAnswer) -> str | None:
+    found, names = str(node.kind), node.devices or ()
     wished = str(one.trial.settings.get("device", "auto"))
     kind, _, number = wished.partition(":")
     kind = found if kind == "auto" else kind
@@ -149,11 +148,11 @@ def refuse_unknown_models(jobs: Iterable[TrialRun], report: Report) -> None:
         if not find_workload(name).asks_node:
             continue
         try:
-            answer = ask_node("workload", name, report=report)
+            answer = read_answer(NameAnswer, ask_node("workload", name, report=report))
         except RequestError:
             continue
-        if answer.get("refused"):
-            raise RequestError(str(answer["refused"]))
+        if answer.refused:
+            raise RequestError(answer.refused)
 
 
 def refuse_missing_paths(jobs: Iterable[TrialRun]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prony.analysis.summary import show_setting
-from prony.engine.runs import RunOutcome, is_unverified
+from prony.engine.runs import RunOutcome
 from prony.report.numbers import format_rate, format_seconds
+from prony.sites.collect import ProgressLine
+from prony.sites.job import Job
 from prony.study.study import RunEstimate
 from prony_node.contract.record import Record
+from prony_node.contract.run_folder import is_unverified
 from prony_node.contract.trial import Trial
 
 FAILURES_SHOWN, BEST_SHOWN = 3, 4
@@ -42,9 +44,7 @@ class RunBegun:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """What the run last wrote of its progress: phase, steps, rate, half-width of its interval."""
-
-    line: Mapping[str, Any]
+    line: ProgressLine
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,21 @@ class Standing:
     study: StudyProgress
 
 
-Event = Note | Warned | RunBegun | RunProgress | RunEnded | Standing
+@dataclass(frozen=True)
+class JobEnded:
+    """A job of a site has ended since one looked last."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class RunRecorded:
+    """A run that left no record has got one."""
+
+    folder: Path
+
+
+Event = Note | Warned | RunBegun | RunProgress | RunEnded | Standing | JobEnded | RunRecorded
 Report = Callable[[Event], None]
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from prony import catalog
-from prony.engine.options import Options
+from prony.engine.options import Options, PlannedFile
 from prony.sites.job import Job
 from prony.study.request import make_plan
 from prony.study.study import LOCAL, Study, TrialRepeat
-from prony_node.contract.record import Record
-from prony_node.contract.run_folder import UNCHANGED
+from prony_node.contract.record import Record, StudyTurn
 from prony_node.contract.trial import Plan, Stop, Trial
+from prony_node.contract.typed import encode
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,16 @@ class TrialRun:
     stop: Stop
     repeat: int = 0
     energy: bool = True
-    file: dict[str, Any] | None = None  # what a user's own model file states
-    study: dict[str, Any] | None = None  # which study it belongs to, and when it has its turn there
+    file: PlannedFile | None = None
+    study: StudyTurn | None = None
     walk: tuple[int, ...] = ()  # batch sizes to screen in one process, for `tune`
     time_limit_s: float | None = None  # for the whole run; None: what follows from its plan and the estimate
     estimate_s: float | None = None  # what the same trial took here before
+    title: str = ""  # what a person sees of it; "": its trial
+
+    def __str__(self) -> str:
+        """The run, as a sentence about it begins."""
+        return f"{self.trial}{f', repeat {self.repeat}' if self.repeat else ''}"
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class StudyOutcome:
     def records(self) -> list[Record]:
         return [outcome.record for outcome in self.outcomes]
 
+    @property
+    def missing(self) -> int:
+        """Runs that were asked for and left nothing, perhaps since a person interrupted."""
+        return self.asked - len(self.outcomes)
+
 
 def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options) -> list[TrialRun]:
     """The turns of a study as runs to be made; at a site the time limit is that of the job."""
@@ -65,7 +74,7 @@ def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options
     runs = []
     for number, turn in enumerate(turns, start=1):
         trial, part = turn.planned.trial, turn.planned.part
-        member = {"name": study.name, "part": part.name, "order": study.order, "seed": study.seed, "turn": number}
+        member = StudyTurn(study.name, part.name, study.order, study.seed, number)
         file = options.files.get(trial.workload)
         runs.append(TrialRun(trial, part.stop, turn.repeat, options.energy, file,
                              None if options.fresh else member, time_limit_s=limit_s))  # fmt: skip
@@ -74,7 +83,9 @@ def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options
 
 def plan_of(job: TrialRun) -> Plan:
     peaks = tuple(catalog.peaks())
-    plan = make_plan(job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=job.file, study=job.study)
+    plan = make_plan(
+        job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=encode(job.file), study=encode(job.study)
+    )
     return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
 
 
@@ -98,11 +109,6 @@ def first_line(record: Record) -> str:
     return message if record.status == "interrupted" else f"failed ({record.failure.kind}): {message}"
 
 
-def is_unverified(record: Record) -> bool:
-    """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
-    return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
-
-
-def paths_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def paths_of(files: Mapping[str, PlannedFile]) -> dict[str, str]:
     """Where the model files lie, by the names of their workloads."""
-    return {name: str(plan["path"]) for name, plan in files.items()}
+    return {name: file.path for name, file in files.items()}

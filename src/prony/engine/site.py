@@ -25,12 +25,24 @@ from prony.engine.history import (
 from prony.engine.local import Interrupts
 from prony.engine.options import Options, SiteSession
 from prony.engine.possible import refuse_missing_paths
-from prony.engine.progress import Note, Report, RunBegun, RunEnded, RunProgress, Warned, warner
+from prony.engine.progress import (
+    JobEnded,
+    Note,
+    Report,
+    RunBegun,
+    RunEnded,
+    RunProgress,
+    RunRecorded,
+    Warned,
+    warner,
+)
 from prony.engine.runs import RunOutcome, StudyOutcome, TrialRun, make_trial_runs, plan_of
 from prony.sites.collect import ProgressTail, collect_all
 from prony.sites.job import (
     ENDED_STATE,
     FIXED_LENGTHS,
+    SUBMITTED,
+    WAITING,
     BlockRun,
     Job,
     find_job,
@@ -38,14 +50,15 @@ from prony.sites.job import (
     load_own,
     make_jobs,
 )
-from prony.sites.jobs import Jobs
+from prony.sites.jobs import FILES_LAG_S, Jobs
 from prony.sites.locks import claimant, claimed
 from prony.sites.site import Partition, Site, choose_partition, find_site, read_site, user_sites
 from prony.study.request import new_run_id
 from prony.study.study import LOCAL, OutOfMemoryPruner, Study, refuse_refused
+from prony_node.contract import files
 from prony_node.contract.digits import counted
 from prony_node.contract.errors import RequestError
-from prony_node.contract.record import Record, load_record, read_record
+from prony_node.contract.record import OUT_OF_MEMORY, Record, load_record, read_record
 from prony_node.contract.trial import Plan, Trial
 
 if TYPE_CHECKING:
@@ -91,6 +104,38 @@ def job_of(text: str, where: Path | None, report: Report) -> tuple[Jobs, Job]:
         raise RequestError("no job was submitted from here; --runs DIR names another place")
     chosen = find_job([job for _, job in every], text)
     return next((place, job) for place, job in every if job.folder == chosen.folder)
+
+
+def list_jobs(where: Path | None, report: Report) -> list[Job]:
+    """Every job that was submitted from here, brought up to date."""
+    return [job for root in job_roots(where, report) for job in _update(root, report).all()]
+
+
+def collect_jobs(where: Path | None, wait: bool, report: Report) -> list[Job]:
+    """Bring every job up to date, and index what has come; the jobs that are still open. `wait` stays until none is."""
+    roots = job_roots(where, report)
+    for root in roots or [runs_root(where)]:
+        collect_all(root)
+    return [job for root in roots for job in _collect(Jobs(root, warner(report)), wait, report)]
+
+
+def _collect(place: Jobs, wait: bool, report: Report) -> list[Job]:
+    """The jobs of a root that are still open."""
+    while True:
+        changes = place.update()
+        for job in changes.ended:
+            report(JobEnded(job))
+        for job in changes.ended:
+            for run in job.runs:
+                if (job.run_folder(run) / files.RECORD).exists():
+                    index(place.root, job.run_folder(run), report)
+        for folder in changes.recorded:
+            report(RunRecorded(folder))
+        open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]
+        ending = [job for job in open_jobs if job.seen_ended is not None]
+        if not open_jobs or not (wait or ending):
+            return open_jobs
+        time.sleep(FILES_LAG_S)
 
 
 LOOK_EVERY_S = 0.25
@@ -228,9 +273,15 @@ class _Prepared:
 def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     """Make every run of the study that has no record in the site's root; runs whose job is open are waited for.
 
-    With `dry_run`, or with `detach` while jobs are under way, it ends with these jobs.
+    Of a fresh study every run is made, whatever was run before. With `dry_run`, or with `detach` while jobs are under
+    way, it ends with these jobs.
     """
+    site = options.place.site if options.place is not None else find_site(study.site)
     jobs = _jobs(study, options)
+    if site.shares_files:
+        refuse_missing_paths(jobs)
+    if options.place is not None:
+        return _run_fresh(study, jobs, options, options.place, report)
     if options.at_site.dry_run:
         return StudyOutcome(study, options.root, [], len(jobs), jobs=_prepare(study, jobs, options, report).new_jobs)
     with claimed(options.root, "submit") as alone:
@@ -254,10 +305,9 @@ def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     return StudyOutcome(study, options.root, outcomes, len(jobs), interrupted, stopped, gave_up=missing > 0)
 
 
-def run_fresh_at_site(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> StudyOutcome:
-    """Make these runs as jobs, whatever was run before."""
-    place = options.place
-    assert place is not None, "the caller has found the site"
+def _run_fresh(
+    study: Study, jobs: list[TrialRun], options: Options, place: SiteSession, report: Report
+) -> StudyOutcome:
     collect_all(options.root)
     made = _fresh_jobs([plan_of(job) for job in jobs], place, report)
     if options.at_site.dry_run:
@@ -298,18 +348,15 @@ def _count_missing(jobs: list[TrialRun], outcomes: list[RunOutcome]) -> int:
     memory = OutOfMemoryPruner()
     for job in jobs:
         if (record := made.get(_key(job))) is not None:
-            memory.learn(job.trial, record)
+            memory.learn(job.trial, record.failure_kind)
     return sum(_key(job) not in made and memory.prunes(job.trial) is None for job in jobs)
 
 
 def _jobs(study: Study, options: Options) -> list[TrialRun]:
     """Every run of the study, in its order; what cannot be is refused."""
-    site, planned = find_site(study.site), study.planned()
+    planned = study.planned()
     refuse_refused(planned)
-    jobs = make_trial_runs(study, study.turns(planned), options)
-    if site.shares_files:
-        refuse_missing_paths(jobs)
-    return jobs
+    return make_trial_runs(study, study.turns(planned), options)
 
 
 def _prepare(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> _Prepared:
@@ -356,7 +403,7 @@ def in_order(plans: list[Plan]) -> list[BlockRun]:
         smaller = []
         for before in plans[:place]:
             memory = OutOfMemoryPruner()
-            memory.ran_out(before.trial)
+            memory.learn(before.trial, OUT_OF_MEMORY)
             if memory.prunes(plan.trial):
                 smaller.append(before.run_id)
         runs.append(BlockRun(plan, tuple(smaller)))
@@ -412,7 +459,9 @@ class _Known:
         unknown = {plan.run_id: UNKNOWN_S for plan in fixed if plan.run_id not in found}
         if unknown:
             each = f"{UNKNOWN_S / 60:.0f} min"
-            said = f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; --time gives more"
+            said = (
+                f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; a time limit gives more"
+            )
             report(Warned(said))
         return found | unknown
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prony.analysis.published_tables import Table
-    from prony.report.page import Entry
+    from prony.report.page import ReportEntry
     from prony.report.published import Captioned, Conclusions
     from prony_node.contract.record import Record
 
 
 def build_report(
-    given: Sequence[Path | Record | Entry],
+    given: Sequence[Path | Record | ReportEntry],
     out: Path,
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),

@@ -7,6 +7,7 @@ import functools
 import os
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from prony.report.lines import (
     scaling_title,
 )
 from prony.report.numbers import format_target
-from prony.report.page import Entry, Page, page_of
+from prony.report.page import Figure, Page, PublishedPlot, ReportEntry, RunSection, ScalingSection, TextTable, page_of
 from prony.report.plot_data import curves, learned_sweeps, sweeps
 from prony.report.published import Captioned, Conclusions, table_entry
 from prony.report.series import read_series
@@ -41,7 +42,7 @@ OPEN_UP_TO = 6  # with more runs than this each is folded
 
 
 def build_report(
-    given: Sequence[Path | Record | Entry],
+    given: Sequence[Path | Record | ReportEntry],
     out: Path,
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),
@@ -81,7 +82,7 @@ def build_report(
 
 
 def report_text(
-    given: Sequence[Path | Record | Entry],
+    given: Sequence[Path | Record | ReportEntry],
     tables: Sequence[Table] = (),
     plots: Sequence[Captioned] = (),
     conclusions: Sequence[Conclusions] = (),
@@ -91,39 +92,48 @@ def report_text(
         raise RequestError("a report needs at least one run")
     entries = [_entry(one) for one in given]
     entries.sort(key=lambda entry: ((entry.record.started or ""), entry.record.id))
-    page = page_of(entries)
-    page.published += [table_entry(table) for table in tables]
-    page.conclusions += conclusions
-    page.without_plots = why_no_plots()
+    page = replace(
+        page_of(entries),
+        published=[table_entry(table) for table in tables],
+        conclusions=conclusions,
+        without_plots=why_no_plots(),
+    )
     return render(page, entries, plots)
 
 
-def render(page: Page, entries: Sequence[Entry], plots: Sequence[Captioned] = ()) -> str:
+def render(page: Page, entries: Sequence[ReportEntry], plots: Sequence[Captioned] = ()) -> str:
     """The page as HTML, with its plots unless it says why it is without them."""
     records = [entry.record for entry in entries]
     series = find_series(records)
-    page.scalings += _scalings(series, records, drawn=page.without_plots is None)
+    page = replace(page, scalings=_scalings(series, records, drawn=page.without_plots is None))
     if page.without_plots is None:
-        page.published_plots += _published_plots(plots)
-        _add_plots(page, entries, {record.id for _, those in series for record in those})
+        scaled = {record.id for _, those in series for record in those}
+        page = replace(_with_plots(page, entries, scaled), published_plots=_published_plots(plots))
     return _template().render(page=page, unfolded=len(page.runs) <= OPEN_UP_TO)
 
 
-def _add_plots(page: Page, entries: Sequence[Entry], scaled: set[str]) -> None:
+def _with_plots(page: Page, entries: Sequence[ReportEntry], scaled: set[str]) -> Page:
     """Sweeps, learning and the plots of each run; runs of a scaling series are in no sweep."""
+    records = [entry.record for entry in entries]
+    swept = [one for one in records if quality_of(one) is None and one.id not in scaled]
+    runs = [
+        _with_run_plots(run, entry, number) for number, (entry, run) in enumerate(zip(entries, page.runs, strict=True))
+    ]
+    return replace(
+        page, sweeps=_sweeps(swept), learning=_learning(records), learned_sweeps=_learned_sweeps(records), runs=runs
+    )
+
+
+def _with_run_plots(run: RunSection, entry: ReportEntry, number: int) -> RunSection:
     from prony.report.plots import series_svg, sweep_svg  # a second to import, so only for a report
 
-    records = [entry.record for entry in entries]
-    page.sweeps += _sweeps([one for one in records if quality_of(one) is None and one.id not in scaled])
-    page.learning += _learning(records)
-    page.learned_sweeps += _learned_sweeps(records)
-    for number, (entry, run) in enumerate(zip(entries, page.runs, strict=True)):
-        steps = read_series(entry.folder, entry.record) if entry.folder else None
-        if steps is not None:
-            run["plot"] = _drawn(series_svg, steps, f"run{number}")
-        messages = collective_plot(entry.record)
-        if messages is not None:
-            run["messages_plot"] = _drawn(sweep_svg, messages, f"messages{number}")
+    steps = read_series(entry.folder, entry.record) if entry.folder else None
+    messages = collective_plot(entry.record)
+    return replace(
+        run,
+        plot=None if steps is None else _drawn(series_svg, steps, f"run{number}"),
+        messages_plot=None if messages is None else _drawn(sweep_svg, messages, f"messages{number}"),
+    )
 
 
 @functools.cache
@@ -146,48 +156,46 @@ def _drawn(draw: Callable[..., str], *given: Any) -> Markup:
         return Markup('<p class="soft small">This plot is left out: it cannot be drawn from these records.</p>')
 
 
-def _sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
+def _sweeps(records: Sequence[Record]) -> list[Figure]:
     """The rate over what was varied."""
     from prony.report.plots import sweep_keys, sweep_svg
 
     return [
-        {
-            "caption": f"{sweep.workload}: {sweep.unit} over {sweep.x_name}",
-            "svg": _drawn(sweep_svg, sweep, f"sweep{number}"),
-            "name": sweep.colour_name,
-            "marks": sweep_keys(sweep),
-        }
+        Figure(
+            caption=f"{sweep.workload}: {sweep.unit} over {sweep.x_name}",
+            svgs=[_drawn(sweep_svg, sweep, f"sweep{number}")],
+            name=sweep.colour_name,
+            marks=sweep_keys(sweep),
+        )
         for number, sweep in enumerate(sweeps(records))
     ]
 
 
-def _published_plots(plots: Sequence[Captioned]) -> list[dict[str, Any]]:
+def _published_plots(plots: Sequence[Captioned]) -> list[PublishedPlot]:
     """The figures of publications with ours in front."""
     if not plots:
         return []
     from prony.report.published_plots import plot_svg
 
     return [
-        {
-            "title": one.plot.spec.title,
-            "svg": _drawn(plot_svg, one.plot, f"published{number}"),
-            "caption": one.caption[1:],
-        }
+        PublishedPlot(
+            title=one.plot.spec.title, svg=_drawn(plot_svg, one.plot, f"published{number}"), caption=one.caption[1:]
+        )
         for number, one in enumerate(plots)
     ]
 
 
-def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record], drawn: bool) -> list[dict[str, Any]]:
+def _scalings(series: Sequence[tuple[str, list[Record]]], every: Sequence[Record], drawn: bool) -> list[ScalingSection]:
     """Speedup against ideal, and where the rest went; collectives among all records say what the links can do."""
     found = [scaling(records, kind, collectives=every) for kind, records in series]
     return [
-        {
-            "title": scaling_title(one),
-            "svgs": _scaling_plots(one, f"scaling{number}") if drawn else [],
-            "gained": {"columns": GAINED_COLUMNS, "rows": [gained_row(point) for point in one.points]},
-            "lost": {"columns": LOST_COLUMNS, "rows": [row for point in one.points if (row := lost_row(point))]},
-            "lines": scaling_lines(one),
-        }
+        ScalingSection(
+            title=scaling_title(one),
+            svgs=_scaling_plots(one, f"scaling{number}") if drawn else [],
+            gained=TextTable(GAINED_COLUMNS, [gained_row(point) for point in one.points]),
+            lost=TextTable(LOST_COLUMNS, [row for point in one.points if (row := lost_row(point))]),
+            lines=scaling_lines(one),
+        )
         for number, one in enumerate(found)
     ]
 
@@ -198,48 +206,48 @@ def _scaling_plots(found: Scaling, name: str) -> list[Markup]:
     return [_drawn(scaling_svg, found, what, f"{name}{what}") for what in ("speedup", "efficiency")]
 
 
-def _learned_sweeps(records: Sequence[Record]) -> list[dict[str, Any]]:
+def _learned_sweeps(records: Sequence[Record]) -> list[Figure]:
     """Rate, quality and time to it, beside each other: what makes a step faster may make it learn less."""
     from prony.report.plots import HALF, sweep_keys, sweep_svg
 
     return [
-        {
-            "caption": f"{plots[0].workload} over {plots[0].x_name}",
-            "svgs": [_drawn(sweep_svg, plot, f"learned{number}{plot.metric}", HALF) for plot in plots],
-            "missing": max(plot.missing for plot in plots),
-            "name": plots[0].colour_name,
-            "marks": sweep_keys(plots[0]),
-        }
+        Figure(
+            caption=f"{plots[0].workload} over {plots[0].x_name}",
+            svgs=[_drawn(sweep_svg, plot, f"learned{number}{plot.metric}", HALF) for plot in plots],
+            name=plots[0].colour_name,
+            marks=sweep_keys(plots[0]),
+            missing=max(plot.missing for plot in plots),
+        )
         for number, plots in enumerate(learned_sweeps(records))
     ]
 
 
-def _learning(records: Sequence[Record]) -> list[dict[str, Any]]:
+def _learning(records: Sequence[Record]) -> list[Figure]:
     """The score over training time and over samples."""
     from prony.report.learning_plots import has_axis, learning_keys, learning_svg
 
     return [
-        {
-            "caption": f"{found.workload}: {found.score} of the test split",
-            "targets": ", ".join(format_target(found.score, target) for target in found.targets),
-            "svgs": [
+        Figure(
+            caption=f"{found.workload}: {found.score} of the test split",
+            svgs=[
                 _drawn(learning_svg, found, axis, f"learning{number}{axis}")
                 for axis in ("training_s", "samples")
                 if has_axis(found, axis)
             ],
-            "name": found.colour_name,
-            "marks": learning_keys(found),
-        }
+            name=found.colour_name,
+            marks=learning_keys(found),
+            targets=", ".join(format_target(found.score, target) for target in found.targets),
+        )
         for number, found in enumerate(curves(records))
     ]
 
 
-def _entry(given: Path | Record | Entry) -> Entry:
-    if isinstance(given, Entry):
+def _entry(given: Path | Record | ReportEntry) -> ReportEntry:
+    if isinstance(given, ReportEntry):
         return given
     if isinstance(given, Record):
-        return Entry(given)
+        return ReportEntry(given)
     record = load_record(given)
     if record is None:
         raise RequestError(f"{given} has no readable record.json")
-    return Entry(record, given)
+    return ReportEntry(record, given)

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import install_command
+
+Spec = dict[str, Any]  # a Vega-Lite document or a part of one
+Channels = dict[str, Any]  # of a mark, by their names in Altair
+
+
+@dataclass(frozen=True)
+class ColourKey:
+    """What a colour and a shape of a plot stand for."""
+
+    sign: str
+    colour: str
+    text: str
 
 
 def why_no_plots() -> str | None:

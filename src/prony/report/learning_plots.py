@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 
+from prony.report.drawing import Channels, ColourKey
 from prony.report.plot_data import Curves
 from prony.report.plots import COLOURS, HALF, SHAPES, SIGNS, draw
 
@@ -44,15 +45,15 @@ def learning_svg(curves: Curves, axis: str, name: str) -> str:
     return draw(alt.layer(*layers).properties(width=HALF, height=HEIGHT), name)
 
 
-def learning_keys(curves: Curves) -> list[dict[str, str]]:
+def learning_keys(curves: Curves) -> list[ColourKey]:
     """What each colour and shape stands for; none where there is one colour."""
     return [
-        {"sign": SIGNS[_shape(number)], "colour": COLOURS[number % len(COLOURS)], "text": value}
+        ColourKey(SIGNS[_shape(number)], COLOURS[number % len(COLOURS)], value)
         for number, value in enumerate(curves.colour_values)
     ]
 
 
-def _marks(curves: Curves) -> tuple[dict[str, Any], dict[str, Any]]:
+def _marks(curves: Curves) -> tuple[Channels, Channels]:
     """How lines and how points are coloured."""
     if not curves.colour_values:
         one = {"color": alt.value(COLOURS[0])}

@@ -63,7 +63,7 @@ def binding_lines(record: Record) -> list[tuple[str, str]]:
     return [(f"rank {', '.join(ranks)}", text) for text, ranks in said.items()]
 
 
-def _text(one: dict[str, Any]) -> str:
+def _text(one: JsonObject) -> str:
     cores, memory, reason = (word(one.get(name), LONGEST_BINDING) for name in ("cores", "memory", "reason"))
     parts = [f"cores {cores}" if cores else "", f"memory {memory}" if memory else "", reason or ""]
     return "; ".join(filter(None, parts)) or "not said"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import altair as alt
 import vl_convert
 
+from prony.report.drawing import Channels, ColourKey, Spec
 from prony.report.plot_data import Sweep
 from prony.report.series import StepSeries
 
@@ -51,7 +52,7 @@ def sweep_svg(sweep: Sweep, name: str, width: int = WIDTH) -> str:
     base = alt.Chart(alt.Data(values=rows)).encode(x=x)
     # A score has no use for a zero: the differences that matter would be lost in the distance from it.
     y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=sweep.metric != "quality", nice=True))
-    marks: dict[str, Any] = {"color": alt.value(COLOURS[0])}
+    marks: Channels = {"color": alt.value(COLOURS[0])}
     points = marks
     if sweep.colour_name:  # the page itself says which colour and shape is which
         named = {"domain": sweep.colour_values}
@@ -68,10 +69,10 @@ def sweep_svg(sweep: Sweep, name: str, width: int = WIDTH) -> str:
     return draw(alt.layer(*layers).properties(width=width, height=280), name)
 
 
-def sweep_keys(sweep: Sweep) -> list[dict[str, str]]:
+def sweep_keys(sweep: Sweep) -> list[ColourKey]:
     """What each colour and shape of a sweep's plot stands for; none where there is one colour."""
     return [
-        {"sign": SIGNS[number % len(SIGNS)], "colour": COLOURS[number % len(COLOURS)], "text": value}
+        ColourKey(SIGNS[number % len(SIGNS)], COLOURS[number % len(COLOURS)], value)
         for number, value in enumerate(sweep.colour_values)
     ]
 
@@ -150,7 +151,7 @@ def _svg(chart: Any) -> str:
     return rendered(spec, vl_convert.vegalite_to_svg)
 
 
-def rendered(spec: dict[str, Any], convert: Callable[..., T], **options: Any) -> T:
+def rendered(spec: Spec, convert: Callable[..., T], **options: Any) -> T:
     """What one of the library's functions makes of a specification, or NotDrawn."""
     try:
         return convert(drawable(spec), **options)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from prony.analysis.claims import FAILS, HOLDS, SHOWN, UNDECIDED, UNTESTED, Judged, Value, state
+from prony.analysis.claims import FAILS, HOLDS, SHOWN, UNDECIDED, UNTESTED, ClaimValue, Judged, state
 from prony.analysis.published_plots import BARS, HEAT, Panel, Plot
 from prony.analysis.published_tables import EPOCHS, Cell, Ours, Table, TableRow
 from prony.report.numbers import NOTHING, format_number, format_share
@@ -62,20 +61,20 @@ def claim_line(one: Judged) -> str:
     return ". ".join(text[0].upper() + text[1:] for text in sentences) + "."
 
 
-def _told(one: Judged) -> list[Value]:
+def _told(one: Judged) -> list[ClaimValue]:
     """Our values; where the claim does not hold, those that say so."""
     known = [value for value in one.values if value.value is not None]
     return [value for value in known if one.verdict != FAILS or state(one.claim, value) == FAILS]
 
 
-def _with_interval(value: Value) -> str:
+def _with_interval(value: ClaimValue) -> str:
     text = format_number(value.value or 0.0, 3)
     if value.low is None or value.high is None:
         return text
     return f"{text} (95 % CI {format_number(value.low, 3)} to {format_number(value.high, 3)})"
 
 
-def _beside(published: float, ours: list[Value]) -> str:
+def _beside(published: float, ours: list[ClaimValue]) -> str:
     """Whether the published number lies in our interval, where there is one interval."""
     if len(ours) != 1 or ours[0].low is None or ours[0].high is None:
         return ""
@@ -200,12 +199,23 @@ def reasons(table: Table) -> list[str]:
     return [f"[{number}] {why}" for why, number in _notes(table).items()]
 
 
-def table_entry(table: Table) -> dict[str, Any]:
-    """A table as plain values for the template of a report."""
-    return {
-        "title": table.spec.title, "above": above(table), "columns": heads(table), "named": len(table.spec.rows),
-        "rows": body(table), "below": below(table),
-    }  # fmt: skip
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table as texts, for the template of a report."""
+
+    title: str
+    above: str
+    columns: list[str]
+    named: int  # columns in front that name a row
+    rows: list[list[str]]
+    below: list[str]
+
+
+def table_entry(table: Table) -> PublishedTable:
+    return PublishedTable(
+        title=table.spec.title, above=above(table), columns=heads(table), named=len(table.spec.rows),
+        rows=body(table), below=below(table),
+    )  # fmt: skip
 
 
 def _notes(table: Table) -> dict[str, int]:

@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import vl_convert
 
 from prony.analysis.published_plots import BARS, HEAT, Mark, Panel, Plot, PlotSeries, is_count, worded
+from prony.report.drawing import Spec
 from prony.report.numbers import format_number
 from prony.report.plots import COLOURS, drawable, fit_for_page, rendered
 from prony.report.published import HEADS, Captioned, format_published, panel_title
@@ -22,7 +22,6 @@ LOG_X_FROM, LOG_Y_FROM = 8.0, 50.0  # the largest value over the smallest, from 
 LOG_BARS_FROM = 2.0  # times the smallest value: where logarithmic bars begin
 OOM = "OOM"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-Spec = dict[str, Any]  # a part of a Vega-Lite document
 
 
 @dataclass(frozen=True)
@@ -334,7 +333,7 @@ def _ends(mark: Mark) -> list[float]:
     return [end for end in (mark.low, mark.value, mark.high) if end is not None]
 
 
-def _row(series: str, mark: Mark) -> dict[str, Any]:
+def _row(series: str, mark: Mark) -> Spec:
     return {
         "series": series, "x": mark.x, "n": int(mark.x) if is_count(mark.x) else None, "value": mark.value,
         "low": mark.value if mark.low is None else mark.low, "high": mark.value if mark.high is None else mark.high,

@@ -105,7 +105,7 @@ def _end_of(blocks: list[_Block], cut_steps: int) -> float:
     return end_s
 
 
-Reading = tuple[float, float]  # when, and what: joules of a counter, watts of any other sensor
+SensorReading = tuple[float, float]  # when, and what: joules of a counter, watts of any other sensor
 
 
 def run_energy_j(folder: Path, record: Record) -> float | None:
@@ -124,12 +124,12 @@ def _node(part: EnergyPart) -> int:
     return part.node or 0
 
 
-def _read(folder: Path) -> dict[str, list[Reading]]:
+def _read(folder: Path) -> dict[str, list[SensorReading]]:
     """Readings by sensor; a line that was cut short is passed over."""
     try:
         sensors = (files.read_json(folder / files.POWER) or {})["sensors"]
         names = {str(number): str(sensor["id"]) for number, sensor in enumerate(sensors)}
-        found: dict[str, list[Reading]] = {}
+        found: dict[str, list[SensorReading]] = {}
         for line in csv.DictReader(plain_lines(folder / files.POWER_SAMPLES, SAMPLES_LIMIT)):
             with contextlib.suppress(KeyError, ValueError, TypeError):
                 found.setdefault(names[line["sensor"]], []).append((float(line["after_s"]), float(line["value"])))
@@ -138,7 +138,7 @@ def _read(folder: Path) -> dict[str, list[Reading]]:
     return found
 
 
-def _energy_j(readings: list[Reading], counts: bool) -> float | None:
+def _energy_j(readings: list[SensorReading], counts: bool) -> float | None:
     if len(readings) < 2:
         return None
     readings = sorted(readings)

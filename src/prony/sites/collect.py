@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from prony_node.contract.cache import remove_half_written, remove_leftovers
 from prony_node.contract.errors import RequestError
 from prony_node.contract.logs import MOST_BYTES, read_new
 from prony_node.contract.machine import is_alive
-from prony_node.contract.record import Failure, read_record
+from prony_node.contract.record import Failure, Record, load_record
 from prony_node.contract.run_folder import (
     COLLECTION,
     NOT_LISTED,
@@ -30,7 +31,7 @@ from prony_node.contract.run_folder import (
 )
 from prony_node.contract.safe_files import READ_LIMIT, open_in_run, read_in_run, stat_in_run
 from prony_node.contract.trial import Plan
-from prony_node.contract.typed import decode
+from prony_node.contract.typed import LARGEST, JsonObject, decode
 
 
 def read_log(job: Job, number: int | None = None) -> str:
@@ -66,6 +67,22 @@ class LogTail:
         return text.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
+@dataclass(frozen=True)
+class ProgressLine:
+    """What a run last wrote of its progress."""
+
+    phase: str = ""
+    steps: int | None = None
+    rate: float | None = None
+    unit: str = ""  # of the rate
+    half_width: float | None = None  # of the rate's interval, as a share of it
+    window_s: float | None = None  # that the rate comes from
+    target: float | None = None  # for the half-width
+    elapsed_s: float | None = None
+    left_s: float | None = None
+    note: str = ""
+
+
 class ProgressTail:
     """New lines of progress.jsonl since the last look. A line that is half written waits for its end."""
 
@@ -74,7 +91,7 @@ class ProgressTail:
         self._offset = 0
         self._rest = b""
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[ProgressLine]:
         try:
             with os.fdopen(open_in_run(self._path), "rb") as file:
                 file.seek(self._offset)
@@ -86,12 +103,36 @@ class ProgressTail:
         return [document for line in lines if (document := _parse(line)) is not None]
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> ProgressLine | None:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    return read_progress(document) if isinstance(document, dict) else None
+
+
+def read_progress(document: JsonObject) -> ProgressLine:
+    """A line of progress; what is of another kind than Prony writes is left out of it."""
+
+    def number(name: str) -> float | None:
+        value = document.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return None
+        return float(value) if abs(value) <= LARGEST else None
+
+    steps = number("steps")
+    return ProgressLine(
+        phase=str(document.get("phase", "")),
+        steps=None if steps is None else int(steps),
+        rate=number("rate"),
+        unit=str(document.get("unit") or ""),
+        half_width=number("half_width"),
+        window_s=number("window_s"),
+        target=number("target"),
+        elapsed_s=number("elapsed_s"),
+        left_s=number("left_s"),
+        note=str(document.get("note") or ""),
+    )
 
 
 CLOSE_S = 2.0  # between the last of a supervisor's own writes
@@ -100,13 +141,13 @@ ASSEMBLED_S = 20.0  # within which a supervisor makes the record of a rank that 
 
 def collect(
     folder: Path, *, gone: bool = False, interrupted: bool = False, failure: dict[str, str] | None = None
-) -> dict[str, Any] | None:
+) -> Record | None:
     """The record of a run folder; None while its supervisor lives, here or perhaps on another machine.
 
     `gone` says that the caller knows the supervisor has ended, `interrupted` that a person wanted it so, `failure`
     what a scheduler says of it. A run of a job is left to that job's scheduler: see `prony.sites.jobs`.
     """
-    record = read_record(folder)
+    record = load_record(folder)
     if record is not None:
         complete_manifest(folder, gone)
         return record
@@ -117,7 +158,7 @@ def collect(
     of_a_job = isinstance(holder, dict) and bool(holder.get("job"))
     if not gone and (of_a_job or is_alive(holder) is not False):
         return None
-    record = read_record(folder)  # the supervisor may have written it while it was being looked for
+    record = load_record(folder)  # the supervisor may have written it while it was being looked for
     if record is not None:
         return record
     parts = read_parts(folder)
@@ -137,7 +178,7 @@ def collect(
             f"{folder / files.RECORD} could not be written: {error.strerror or error}. Once it can, the next verb "
             "that looks at this folder completes the run's record"
         ) from error
-    return read_record(folder)  # ours, or the one that was there first
+    return load_record(folder)  # ours, or the one that was there first
 
 
 def collect_all(root: Path) -> list[Path]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prony.sites.job import Job
 from prony.sites.protocol import Warn
-from prony.sites.script import image_for
+from prony.sites.script import container_words, image_for
 from prony.sites.site import ARCHITECTURES, Partition, Section, Site, read_section
+from prony.sites.site_check import Finding
 from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.typed import JsonObject
 
 REGISTRY_PATIENCE_S = 20.0
 MOST_BYTES = 4 << 20
@@ -66,7 +69,7 @@ class _Registry:
     def __init__(self, base: str) -> None:
         self._base, self._token = base, ""
 
-    def get(self, path: str, accept: tuple[str, ...]) -> dict[str, Any]:
+    def get(self, path: str, accept: tuple[str, ...]) -> JsonObject:
         try:
             return self._get(path, accept)
         except urllib.error.HTTPError as error:
@@ -76,7 +79,7 @@ class _Registry:
             self._token = _anonymous_token(challenge)
             return self._get(path, accept)
 
-    def _get(self, path: str, accept: tuple[str, ...]) -> dict[str, Any]:
+    def _get(self, path: str, accept: tuple[str, ...]) -> JsonObject:
         request = urllib.request.Request(f"{self._base}/{path}", headers={"Accept": ", ".join(accept)})
         if self._token:
             # Not a usual header: it must not follow a redirect to where the bytes lie.
@@ -94,7 +97,7 @@ def _anonymous_token(challenge: str) -> str:
     return str(document.get("token") or document.get("access_token") or "")
 
 
-def _read(request: urllib.request.Request) -> dict[str, Any]:
+def _read(request: urllib.request.Request) -> JsonObject:
     with urllib.request.urlopen(request, timeout=REGISTRY_PATIENCE_S) as answer:
         document = json.loads(answer.read(MOST_BYTES))
     if not isinstance(document, dict):
@@ -207,8 +210,6 @@ def mismatch(image: str, found: tuple[str, ...], site: Site, partition: Partitio
 
 def _here(site: Site) -> str | None:
     """The architecture of this machine, where that is the one that runs the job."""
-    import platform
-
     return ARCHITECTURES.get(platform.machine()) if site.kind == "local" else None
 
 
@@ -292,3 +293,87 @@ def _apptainer(build: Build, bases: dict[str, str], torch: str, here: str) -> li
     return [
         ["apptainer", "build", "--build-arg", f"BASE={bases[here]}", "--build-arg", f"TORCH={torch}", file, DEFINITION]
     ]
+
+
+ENGINES = ("podman", "docker", "apptainer")
+QUESTION = "import platform, torch; print(platform.machine(), platform.python_version(), torch.__version__)"
+PATIENCE_S = 600.0
+
+
+def build_image(build: Build, checkout: Path, note: Callable[[str], None], dry_run: bool = False) -> None:
+    """Build an image; `note` is told each command, and a dry run calls none of them."""
+    if build.engine not in ENGINES:
+        raise unknown("container engine", build.engine, ENGINES)
+    commands = build_commands(build, read_pins(checkout), architecture(platform.machine()))
+    if build.engine == "podman" and not dry_run:
+        _forget_list(build.tag, note)
+    for command in commands:
+        note(shlex.join(command))
+        if dry_run:
+            continue
+        if shutil.which(command[0]) is None:
+            raise RequestError(f"{command[0]} is not installed here; name another engine")
+        code = subprocess.run(command, cwd=checkout, check=False).returncode
+        if code != 0:
+            raise RequestError(f"{command[0]} could not build the image: exit code {code}; what it said is above")
+
+
+def _forget_list(tag: str, note: Callable[[str], None]) -> None:
+    """Podman adds to a list of images that is there, and takes the oldest of an architecture when it is used."""
+    if shutil.which("podman") is None:
+        return
+    if subprocess.run(["podman", "manifest", "exists", tag], check=False, capture_output=True).returncode == 0:
+        note(shlex.join(["podman", "manifest", "rm", tag]))
+        subprocess.run(["podman", "manifest", "rm", tag], check=False, capture_output=True)
+
+
+def check_images(site: Site, partition: Partition) -> Iterator[Finding]:
+    """Whether the image of a partition fits its nodes, and whether Python with torch starts in it here."""
+    title = partition.name or site.name
+    image = image_for(site, partition)
+    wanted = partition.arch or (architecture(platform.machine()) if site.kind == "local" else None)
+    try:
+        found = architectures_of(image, site.container.engine)
+    except Unknown as error:
+        yield Finding(title, "unknown", f"whether {image} fits could not be found out: {error}")
+        return
+    if wanted is None:
+        yield Finding(title, "unknown", f"{image} is for {' and '.join(found)}; the site file does not say `arch`")
+        return
+    if wanted not in found:
+        yield Finding(title, "fail", mismatch(image, found, site, partition, wanted))
+        return
+    yield Finding(title, "pass", f"{image} is for {' and '.join(found)}, as the nodes are")
+    yield _try(site, partition, title)
+
+
+def _try(site: Site, partition: Partition, title: str) -> Finding:
+    """Python and torch of an image, where this machine can run it."""
+    words = container_words(site, partition, [str(Path.cwd())])
+    if not words or shutil.which(site.container.engine) is None or partition.arch not in (
+        None, architecture(platform.machine()),
+    ):  # fmt: skip
+        return Finding(title, "unknown", "the image cannot be run here; `prony site check` runs it there")
+    line = " ".join([*words, shlex.quote(site.python or "python3"), "-c", shlex.quote(QUESTION)])
+    try:
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(title, "fail", f"the image did not answer within {PATIENCE_S:g} s")
+    if done.returncode != 0:
+        said = last_words(done.stderr) or f"exit code {done.returncode}"
+        return Finding(title, "fail", f"Python with torch does not start in it: {said}")
+    machine, python, torch = [*done.stdout.split(), "?", "?", "?"][:3]
+    return Finding(title, "pass", f"Python {python} with torch {torch} starts in it, on {machine}")
+
+
+def last_words(stderr: str) -> str:
+    """The end of what an engine said, without its colours: Apptainer's last line alone may be an exit status."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", stderr).splitlines()]
+    return "; ".join([line for line in lines if line][-3:])[-400:]
+
+
+def architecture(name: str) -> str:
+    """The architecture as container images name it."""
+    if name not in ARCHITECTURES:
+        raise unknown("architecture", name, ARCHITECTURES)
+    return ARCHITECTURES[name]

@@ -1,5 +1,7 @@
 """A job: an ordered block of runs on one allocation, its time limit, and its folder."""
 
+# ruff: noqa: RUF009  empty() makes dataclass fields
+
 from __future__ import annotations
 
 import contextlib
@@ -40,6 +42,7 @@ from prony_node.contract.safe_files import (
     write_alone,
 )
 from prony_node.contract.trial import Plan, check_schema
+from prony_node.contract.typed import JsonObject, decode, empty, encode
 
 SCRIPT = "job.sh"
 NODE_ZIP = "node.zip"
@@ -47,7 +50,6 @@ LOG = "job.log"  # what the script itself said
 ENDED = "ended"  # its exit status, by the script
 PRUNED = "pruned"  # runs that the script left out, by the script
 FOUND = ("accelerators", "gres", "arch")  # of a partition, which a scheduler may have said in place of its file
-OUTCOME = ("state", "reason", "exit_code")
 JOB_VERSION = 2  # 1 kept the text of the site's file, which is no longer read
 IS_JOB = re.compile(r"prony-\d{8}T\d{6}-[0-9a-f]+", re.ASCII)  # an id, as `new_job` makes them
 WAITING, SUBMITTED, ENDED_STATE = "waiting", "submitted", "ended"
@@ -74,7 +76,7 @@ class BlockRun:
 class JobOutcome:
     """How a job ended, as its scheduler tells it."""
 
-    state: str  # the scheduler's own word: COMPLETED, TIMEOUT, NODE_FAIL ...
+    state: str = ""  # the scheduler's own word: COMPLETED, TIMEOUT, NODE_FAIL ...
     reason: str = ""
     exit_code: str = ""
 
@@ -136,35 +138,84 @@ class Job:
         """What the supervisors of a run said."""
         return self.folder / f"run-{number:03d}.log"
 
-    def to_json(self) -> dict[str, Any]:
-        outcome = self.outcome
-        return {
-            "schema": f"prony.job/{JOB_VERSION}",
-            "id": self.id,
-            "site": {"name": self.site.name, "found_as": self.site.found_as},
-            "kind": self.site.kind,
-            "partition": self.partition.name,
-            **{name: getattr(self.partition, name) for name in FOUND},
-            "state": self.state,
-            "handle": self.handle,
-            "created": self.created,
-            "submitted": self.submitted,
-            "ended": self.ended,
-            "seen_ended": self.seen_ended,
-            "outcome": None if outcome is None else vars(outcome).copy(),
-            "note": self.note,
-            "followed_by": self.followed_by,
-            "cancelled": self.cancelled,
-            "tried": self.tried,
-            "time_s": self.time_s,
-            "node": self.node,
-            "folder_of_work": self.folder_of_work,
-            "ask": list(self.ask),
-            "runs": [
-                {"unless_too_large": list(run.unless_too_large), "attempt": run.attempt, "plan": run.plan.to_json()}
+    def document(self) -> JobDocument:
+        return JobDocument(
+            schema=f"prony.job/{JOB_VERSION}",
+            id=self.id,
+            site=NamedSite(name=self.site.name, found_as=self.site.found_as),
+            kind=self.site.kind,
+            partition=self.partition.name,
+            accelerators=self.partition.accelerators,
+            gres=self.partition.gres,
+            arch=self.partition.arch,
+            state=self.state,
+            handle=self.handle,
+            created=self.created,
+            submitted=self.submitted,
+            ended=self.ended,
+            seen_ended=self.seen_ended,
+            outcome=self.outcome,
+            note=self.note,
+            followed_by=self.followed_by,
+            cancelled=self.cancelled,
+            tried=self.tried,
+            time_s=self.time_s,
+            node=self.node,
+            folder_of_work=self.folder_of_work,
+            ask=self.ask,
+            runs=tuple(
+                BlockRunDocument(unless_too_large=run.unless_too_large, attempt=run.attempt, plan=run.plan.to_json())
                 for run in self.runs
-            ],
-        }
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class NamedSite:
+    """A site by its name; what it is stands in its user's own files."""
+
+    name: str | None
+    found_as: str | None = None
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class BlockRunDocument:
+    unless_too_large: tuple[str, ...]
+    attempt: int
+    plan: JsonObject  # in the form of plan.json
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDocument:
+    """A job as its file holds it."""
+
+    schema: str
+    id: str
+    site: NamedSite
+    kind: str
+    partition: str
+    accelerators: int | None = None
+    gres: str | None = None
+    arch: str | None = None
+    state: str
+    handle: str | None = None
+    created: str
+    submitted: str | None = None
+    ended: str | None = None
+    seen_ended: str | None = None
+    outcome: JobOutcome | None = None
+    note: str | None = None
+    followed_by: str | None = None
+    cancelled: bool | None = None
+    tried: bool | None = None
+    time_s: float
+    node: str | None = None
+    folder_of_work: str | None = None
+    ask: tuple[str, ...] | None = None
+    runs: tuple[BlockRunDocument, ...]
+    more: JsonObject = empty()
 
 
 def _device(plan: Plan) -> str:
@@ -251,7 +302,7 @@ def open_own_place(root: Path) -> Iterator[int]:
 def save_job(job: Job) -> Job:
     """Write what is known of a job; a reader sees all of it, before or after."""
     refuse_barred(job)
-    content = files.to_json(job.to_json()).encode()
+    content = files.to_json(encode(job.document())).encode()
     if job.folder.exists():
         with open_job(job) as folder:
             write_alone(folder / JOB, content)
@@ -325,44 +376,37 @@ def load(folder: Path) -> Job:
     check_schema(document, "prony.job", JOB_VERSION)
     assert isinstance(document, dict)
     try:
-        if document["id"] != folder.name or not IS_JOB.fullmatch(folder.name):
-            raise ValueError(f"it is of a job {document['id']!r}")
-        site, partition, missing = _site(document, its_own=not barred)
-        outcome = document.get("outcome")
+        kept = decode(JobDocument, document)
+        if kept.id != folder.name or not IS_JOB.fullmatch(folder.name):
+            raise ValueError(f"it is of a job {kept.id!r}")
+        site, partition, missing = _site(kept, its_own=not barred)
         return Job(
             id=folder.name,
             site=site,
-            partition=replace(partition, **{name: document[name] for name in FOUND if name in document}),
+            partition=replace(partition, **{name: getattr(kept, name) for name in FOUND if name in document}),
             root=folder.parents[1],
             place=folder.parent.name,
             owner=owner,
             barred=barred or missing,
-            runs=tuple(_block_run(entry) for entry in document["runs"]),
-            ask=tuple(document.get("ask") or ()),
-            time_s=float(document["time_s"]),
-            node=_text(document, "node"),
-            folder_of_work=str(document.get("folder_of_work") or "."),
-            state=str(document["state"]),
-            handle=_text(document, "handle"),
-            created=str(document["created"]),
-            submitted=_text(document, "submitted"),
-            ended=_text(document, "ended"),
-            seen_ended=_text(document, "seen_ended"),
-            outcome=JobOutcome(*(_text(outcome, name) or "" for name in OUTCOME)) if outcome else None,
-            note=str(document.get("note") or ""),
-            followed_by=_text(document, "followed_by"),
-            cancelled=bool(document.get("cancelled")),
-            tried=bool(document.get("tried")),
+            runs=tuple(_block_run(entry) for entry in kept.runs),
+            ask=kept.ask or (),
+            time_s=kept.time_s,
+            node=kept.node,
+            folder_of_work=kept.folder_of_work or ".",
+            state=kept.state,
+            handle=kept.handle,
+            created=kept.created,
+            submitted=kept.submitted,
+            ended=kept.ended,
+            seen_ended=kept.seen_ended,
+            outcome=kept.outcome,
+            note=kept.note or "",
+            followed_by=kept.followed_by,
+            cancelled=bool(kept.cancelled),
+            tried=bool(kept.tried),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"{folder / JOB} is not a complete job: {type(error).__name__} {error}") from error
-
-
-def _text(document: dict[str, Any], name: str) -> str | None:
-    found = document.get(name)
-    if found is not None and not isinstance(found, str):
-        raise ValueError(f"{name} is no text")
-    return found
 
 
 def _read(folder: Path) -> tuple[Any, int, str]:
@@ -390,19 +434,18 @@ def _read(folder: Path) -> tuple[Any, int, str]:
     return document, owner, ""
 
 
-def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, str]:
+def _site(kept: JobDocument, *, its_own: bool) -> tuple[Site, Partition, str]:
     """The site and partition of a job as this user's own files have them, and why there are none.
 
     What stands in a job says what will be executed; it is never taken from there, but looked up by its name. Of
     another user's job no more than names are shown.
     """
-    name = str(document["site"].get("name") or "local")
-    kind, wanted = str(document["kind"]), str(document["partition"])
+    name, kind, wanted = kept.site.name or "local", kept.kind, kept.partition
     shown = Partition(wanted)
     stub = Site(name, kind, {wanted: shown}, wanted)
     if not its_own:
         return stub, shown, ""
-    found_as = str(document["site"].get("found_as") or name)
+    found_as = kept.site.found_as or name
     try:
         site = find_site_of_job(found_as)
         if site.kind != kind:
@@ -412,8 +455,8 @@ def _site(document: dict[str, Any], *, its_own: bool) -> tuple[Site, Partition, 
         return stub, shown, str(error)
 
 
-def _block_run(entry: dict[str, Any]) -> BlockRun:
-    run = BlockRun(Plan.from_json(entry["plan"]), tuple(entry["unless_too_large"]), int(entry["attempt"]))
+def _block_run(entry: BlockRunDocument) -> BlockRun:
+    run = BlockRun(Plan.from_json(entry.plan), entry.unless_too_large, entry.attempt)
     for name in (run.plan.run_id, *run.unless_too_large):
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} is no name of a run")

@@ -8,16 +8,16 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
 
 from prony.sites.job import NODE_ZIP, SCRIPT, Job, JobOutcome, open_job
-from prony.sites.kubernetes_answers import failure_of, nodes_of, pod_facts, status_of
+from prony.sites.kubernetes_answers import KubernetesObject, failure_of, nodes_of, read_pod, status_of
 from prony.sites.kubernetes_api import Api, ApiProblem, View, persist
 from prony.sites.kubernetes_fetch import Fetcher, fetched, keep_end
 from prony.sites.kubernetes_manifest import (
     JOB_LABEL,
     MANAGED_BY,
     ROOT_LABEL,
+    Manifest,
     as_yaml,
     manifests,
     name_of,
@@ -81,11 +81,11 @@ class Kubernetes:
             raise RequestError(f"Kubernetes refused the job: {error}") from error
         return name
 
-    def _create(self, job: Job, document: dict[str, Any]) -> dict[str, Any]:
+    def _create(self, job: Job, document: Manifest) -> KubernetesObject:
         what = f"{document['kind']} {document['metadata']['name']}"
         api = self._api(job.site)
 
-        def call() -> dict[str, Any]:
+        def call() -> KubernetesObject:
             try:
                 return api.create(document)
             except ApiProblem as error:
@@ -114,11 +114,11 @@ class Kubernetes:
         """Of jobs in one namespace. Until an ended one is fetched, it has not ended for us."""
         view = self._view(jobs[0])
         before = self._judge(view, jobs)
-        pods, read = view.of("Pod"), self._fetcher.read_logs
+        pods, read = view.pods(), self._fetcher.read_logs
         live = [job for job in jobs if _is_live(job, before)]
         logs = [functools.partial(read, job, pods.get(str(job.handle), []), last=False) for job in live]
         view.refresh(logs, _events_wanted(before))
-        found, pods = self._judge(view, jobs), view.of("Pod")
+        found, pods = self._judge(view, jobs), view.pods()
         for job in jobs:
             status = found.get(str(job.handle))
             if status is not None and status.phase == "ended":
@@ -133,13 +133,13 @@ class Kubernetes:
 
     def _judge(self, view: View, jobs: list[Job]) -> dict[str, Status]:
         found = {}
-        known, pods, events, now_s = view.of("Job"), view.of("Pod"), view.events(), self._clock()
+        known, pods, events, now_s = view.jobs(), view.pods(), view.events(), self._clock()
         taken = view.taken()
         fresh = (view.listed_s("Pod") or 0.0) > (view.listed_s("Job") or 0.0)
         for job in jobs:
             name = str(job.handle)
-            one = next(iter(known.get(name, ())), None)
-            status = status_of(one, pods.get(name, []), events, job.nodes, now_s, fresh=fresh, taken=taken.get(name))
+            own = pods.get(name, [])
+            status = status_of(known.get(name), own, events, job.nodes, now_s, fresh=fresh, taken=taken.get(name))
             if status is None and _was_missed(job, view):
                 status = Status("unknown", "", "the cluster no longer knows it")
             if status is not None:
@@ -157,12 +157,12 @@ class Kubernetes:
 
     def _cancel(self, job: Job) -> None:
         api, name = self._api(job.site), str(job.handle)
-        pods = [pod_facts(item) for item in api.list_all("Pod", f"{JOB_LABEL}={name}").get("items") or ()]
-        running = [pod for pod in pods if pod["phase"] == "Running"]
+        pods = [read_pod(one) for one in api.list_all("Pod", f"{JOB_LABEL}={name}").objects]
+        running = [pod for pod in pods if pod.phase == "Running"]
         if running and not job.cancelled:
             try:
                 for pod in running:
-                    api.end_pod(pod["name"])
+                    api.end_pod(pod.name)
                 return
             except ApiProblem as error:
                 if error.status not in (403, 405):  # who may not change pods may still delete a Job
@@ -192,7 +192,7 @@ def _node_of(job: Job) -> bytes:
         return read_plain(folder / NODE_ZIP)
 
 
-def _owner(job: dict[str, Any]) -> dict[str, Any]:
+def _owner(job: KubernetesObject) -> Manifest:
     metadata = job["metadata"]
     return {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata.get("uid") or ""}
 

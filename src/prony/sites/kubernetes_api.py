@@ -8,17 +8,30 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prony.sites.kubernetes_answers import Facts, event_facts, job_facts, pod_facts
+from prony.sites.kubernetes_answers import (
+    KubernetesEvent,
+    KubernetesJob,
+    KubernetesNode,
+    KubernetesObject,
+    Pod,
+    object_name,
+    read_event,
+    read_job,
+    read_node,
+    read_pod,
+)
+from prony.sites.kubernetes_manifest import Manifest
 from prony.sites.protocol import PAUSES_S, Warn
 from prony_node.contract import files
 from prony_node.contract.digits import is_digits
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import install_command
 from prony_node.contract.safe_files import open_plain
+from prony_node.contract.typed import Malformed, decode, encode
 
 CONNECT_S = 10.0
 PATIENCE_S = 60.0  # for one answer
@@ -41,10 +54,26 @@ class ApiProblem(Exception):
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What a look at changes brought: the events, and the version to go on from (None: begin anew with a list)."""
+class ObjectList:
+    """All objects of a kind, and the version from which on changes can be asked for."""
 
-    events: list[dict[str, Any]]
+    objects: list[KubernetesObject]
+    version: str | None
+
+
+@dataclass(frozen=True)
+class ObjectChange:
+    """An object as it is now, or as it last was before it was deleted."""
+
+    object: KubernetesObject
+    deleted: bool
+
+
+@dataclass(frozen=True)
+class ObjectChanges:
+    """What a look at changes brought, and the version to go on from (None: begin anew with a list)."""
+
+    changes: list[ObjectChange]
     version: str | None
 
 
@@ -70,18 +99,20 @@ class Api:
         configuration.retries = False  # ours are counted and said
         self._client = client.ApiClient(configuration)
 
-    def create(self, document: dict[str, Any]) -> dict[str, Any]:
+    def create(self, document: Manifest) -> KubernetesObject:
         return self._json("POST", self._path(document["kind"]), body=document)
 
-    def get(self, kind: str, name: str) -> dict[str, Any]:
+    def get(self, kind: str, name: str) -> KubernetesObject:
         return self._json("GET", f"{self._path(kind)}/{name}")
 
-    def list_all(self, kind: str, selector: str, fields: str = "") -> dict[str, Any]:
+    def list_all(self, kind: str, selector: str, fields: str = "") -> ObjectList:
         """All at once: one call, whatever their number."""
         query = {"labelSelector": selector, "fieldSelector": fields}
-        return self._json("GET", self._path(kind), {key: value for key, value in query.items() if value})
+        answer = self._json("GET", self._path(kind), {key: value for key, value in query.items() if value})
+        version = (answer.get("metadata") or {}).get("resourceVersion")
+        return ObjectList(_objects(answer), None if version is None else str(version))
 
-    def changes(self, kind: str, selector: str, version: str, seconds: int = 1) -> Watched:
+    def changes(self, kind: str, selector: str, version: str, seconds: int = 1) -> ObjectChanges:
         """What happened since a version; what the server no longer remembers is asked for with a list."""
         query = {
             "labelSelector": selector, "resourceVersion": version, "watch": "true",
@@ -91,7 +122,7 @@ class Api:
             text = b"".join(self._stream(self._path(kind), query, seconds + PATIENCE_S))
         except ApiProblem as error:
             if error.status == 410:
-                return Watched([], None)
+                return ObjectChanges([], None)
             raise
         return read_changes(text, version)
 
@@ -104,18 +135,17 @@ class Api:
         self._json("PATCH", f"{self._path('Pod')}/{pod}", body={"spec": {"activeDeadlineSeconds": 1}})
 
     def delete_job(self, name: str, *, now: bool = False) -> None:
-        body: dict[str, Any] = {"propagationPolicy": "Background", **({"gracePeriodSeconds": 0} if now else {})}
+        body = {"propagationPolicy": "Background", **({"gracePeriodSeconds": 0} if now else {})}
         self._json("DELETE", f"{self._path('Job')}/{name}", body=body)
 
-    def nodes(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._json("GET", "/api/v1/nodes").get("items") or []
-        return found
+    def nodes(self) -> list[KubernetesNode]:
+        return [read_node(one) for one in _objects(self._json("GET", "/api/v1/nodes"))]
 
     def _path(self, kind: str) -> str:
         group = "/apis/batch/v1" if kind == "Job" else "/api/v1"
         return f"{group}/namespaces/{self.namespace}/{kind.lower()}s"
 
-    def _json(self, method: str, path: str, query: dict[str, str] | None = None, body: Any = None) -> dict[str, Any]:
+    def _json(self, method: str, path: str, query: dict[str, str] | None = None, body: Any = None) -> KubernetesObject:
         data = b"".join(self._stream(path, query or {}, PATIENCE_S, method, body))
         try:
             document = json.loads(data)
@@ -147,9 +177,9 @@ class Api:
             raise ApiProblem(0, f"the API server did not answer: {_short(error)}") from error
 
 
-def read_changes(text: bytes, version: str) -> Watched:
-    """The events of a watch; a line that is cut is the next watch's, an expired version needs a list."""
-    events: list[dict[str, Any]] = []
+def read_changes(text: bytes, version: str) -> ObjectChanges:
+    """The changes of a watch; a line that is cut is the next watch's, an expired version needs a list."""
+    changes: list[ObjectChange] = []
     newest: str | None = version
     for line in text.split(b"\n"):
         try:
@@ -158,13 +188,17 @@ def read_changes(text: bytes, version: str) -> Watched:
         except (ValueError, TypeError, KeyError, RecursionError):
             continue
         if kind == "ERROR":
-            return Watched(events, None)
+            return ObjectChanges(changes, None)
         if not isinstance(thing, dict) or not isinstance(thing.get("metadata") or {}, dict):
             continue
         newest = str((thing.get("metadata") or {}).get("resourceVersion") or newest)
         if kind != "BOOKMARK":
-            events.append(event)
-    return Watched(events, newest)
+            changes.append(ObjectChange(thing, deleted=kind == "DELETED"))
+    return ObjectChanges(changes, newest)
+
+
+def _objects(answer: KubernetesObject) -> list[KubernetesObject]:
+    return [item for item in answer.get("items") or () if isinstance(item, dict)]
 
 
 def persist(what: str, call: Callable[[], Made], warn: Warn, sleep: Callable[[float], None] = time.sleep) -> Made:
@@ -211,7 +245,24 @@ def _short(error: Exception) -> str:
 
 ASK_EVERY_S = 5.0
 LONGEST_VIEW_PAUSE_S = 120.0
-READ: dict[str, Callable[[Facts], Facts]] = {"Pod": pod_facts, "Job": job_facts, "Event": event_facts}
+Seen = TypeVar("Seen", Pod, KubernetesJob, KubernetesEvent)
+
+
+@dataclass(frozen=True)
+class ViewState:
+    """What is kept of the looks at a root's objects, for the next process that looks: each by its name."""
+
+    selector: str
+    pods: Mapping[str, Pod] = field(default_factory=dict)
+    jobs: Mapping[str, KubernetesJob] = field(default_factory=dict)
+    events: Mapping[str, KubernetesEvent] = field(default_factory=dict)
+    taken: Mapping[str, str] = field(default_factory=dict)  # of a job, the pod that was deleted
+    versions: Mapping[str, str] = field(default_factory=dict)  # of a kind, from which on changes can be asked for
+    listed_s: Mapping[str, float] = field(default_factory=dict)  # of a kind, when all of it were last seen
+    looked_s: Mapping[str, float] = field(default_factory=dict)  # of a kind, when it was last asked for
+    turn: int = 0  # of the other calls
+    failures: int = 0  # since the last call that worked
+    next_s: float = 0.0  # the earliest time of the next call
 
 
 class View:
@@ -221,96 +272,93 @@ class View:
         self, path: Path, api: Callable[[], Api], selector: str, warn: Warn, clock: Callable[[], float]
     ) -> None:
         self._path, self._api, self._selector, self._warn, self._clock = path, api, selector, warn, clock
-        self._state: dict[str, Any] = self._load()
+        self._state = self._load()
 
     def refresh(self, others: Sequence[Callable[[], object]], events_of: str | None) -> None:
         """One call, if it is time for one: what was looked at longest ago. `others` take their turn like the kinds."""
         with self._alone():
-            self._state = self._load()
+            state = self._load()
             now_s = self._clock()
-            if now_s < float(self._state.get("next_s") or 0.0) <= now_s + LONGEST_VIEW_PAUSE_S:
+            if now_s < state.next_s <= now_s + LONGEST_VIEW_PAUSE_S:
+                self._state = state
                 return
             kinds = ["Pod", "Job", *(["Event"] if events_of else []), *(["other"] if others else [])]
-            looked: dict[str, float] = self._state.setdefault("looked_s", {})
-            kind = min(kinds, key=lambda one: (looked.get(one) or 0.0, kinds.index(one)))
-            looked[kind] = now_s
+            kind = min(kinds, key=lambda one: (state.looked_s.get(one, 0.0), kinds.index(one)))
+            state = replace(state, looked_s={**state.looked_s, kind: now_s})
             pause_s = ASK_EVERY_S
             try:
                 if kind == "other":
-                    turn = int(self._state.get("turn") or 0)
-                    self._state["turn"] = turn + 1
+                    turn = state.turn
+                    state = replace(state, turn=turn + 1)
                     others[turn % len(others)]()
                 else:
-                    self._look(kind, events_of or "")
-                self._state["failures"] = 0
+                    state = self._look(state, kind, events_of or "")
+                state = replace(state, failures=0)
             except ApiProblem as error:
-                failures = int(self._state.get("failures") or 0) + 1
-                self._state["failures"] = failures
-                pause_s = min(LONGEST_VIEW_PAUSE_S, max(ASK_EVERY_S * 2**failures, error.retry_after_s or 0.0))
+                state = replace(state, failures=state.failures + 1)
+                pause_s = min(LONGEST_VIEW_PAUSE_S, max(ASK_EVERY_S * 2**state.failures, error.retry_after_s or 0.0))
                 self._warn(f"{error}; the jobs are asked for again in {pause_s:g} s")
             # From the end of the call on: a slow server is not asked more often for being slow.
-            self._state["next_s"] = self._clock() + pause_s
+            self._state = replace(state, next_s=self._clock() + pause_s)
             self._save()
 
-    def of(self, kind: str) -> dict[str, list[Facts]]:
-        """What is known of each job, by its name."""
-        found: dict[str, list[Facts]] = {}
-        for facts in ((self._state.get(kind) or {}).get("of") or {}).values():
-            found.setdefault(str(facts.get("job")), []).append(facts)
+    def pods(self) -> dict[str, list[Pod]]:
+        """The pods of each job, by its name."""
+        found: dict[str, list[Pod]] = {}
+        for pod in self._state.pods.values():
+            found.setdefault(pod.job, []).append(pod)
         return found
 
-    def taken(self) -> dict[str, str]:
-        """The jobs a pod of which was deleted, and its name: an older cluster begins another in its place, unasked."""
-        return dict((self._state.get("Pod") or {}).get("taken") or {})
+    def jobs(self) -> Mapping[str, KubernetesJob]:
+        return self._state.jobs
 
-    def events(self) -> list[Facts]:
-        kept = self._state.get("Event") or {}
-        return list((kept.get("of") or {}).values())
+    def taken(self) -> Mapping[str, str]:
+        """The jobs a pod of which was deleted, and its name: an older cluster begins another in its place, unasked."""
+        return self._state.taken
+
+    def events(self) -> list[KubernetesEvent]:
+        return list(self._state.events.values())
 
     def listed_s(self, kind: str) -> float | None:
         """When all of a kind were last seen; None where they never were."""
-        kept = self._state.get(kind) or {}
-        return kept.get("listed_s")
+        return self._state.listed_s.get(kind)
 
-    def _look(self, kind: str, events_of: str) -> None:
-        kept = self._state.setdefault(kind, {})
-        version = kept.get("version")
-        read = READ[kind]
+    def _look(self, state: ViewState, kind: str, events_of: str) -> ViewState:
+        version = state.versions.get(kind)
         begun_s = self._clock()
+        news: ObjectList | ObjectChanges
         if kind == "Event" or version is None:
             fields = f"involvedObject.kind={events_of}" if kind == "Event" else ""
-            answer = self._api().list_all(kind, "" if kind == "Event" else self._selector, fields)
-            items = [item for item in answer.get("items") or () if isinstance(item, dict)]
-            before, kept["of"] = kept.get("of") or {}, {_name(item): read(item) for item in items}
-            for name in before.keys() - kept["of"].keys():
-                _take(kept, before[name])
-            kept["version"] = (answer.get("metadata") or {}).get("resourceVersion")
+            news = self._api().list_all(kind, "" if kind == "Event" else self._selector, fields)
         else:
-            seen = self._api().changes(kind, self._selector, str(version))
-            for event in seen.events:
-                name = _name(event["object"])
-                if event["type"] == "DELETED":
-                    kept["of"].pop(name, None)
-                    _take(kept, read(event["object"]))
-                else:
-                    kept["of"][name] = read(event["object"])
-            kept["version"] = seen.version
-            if seen.version is None:  # too old for the server: the next look is a list
-                return
-        kept["listed_s"] = begun_s
+            news = self._api().changes(kind, self._selector, version)
+        versions = {name: own for name, own in state.versions.items() if name != kind}
+        if news.version is not None:
+            versions[kind] = news.version
+        if isinstance(news, ObjectList) or news.version is not None:  # else too old for the server: a list comes next
+            state = replace(state, listed_s={**state.listed_s, kind: begun_s})
+        state = replace(state, versions=versions)
+        if kind == "Job":
+            return replace(state, jobs=_after(state.jobs, news, read_job)[0])
+        if kind == "Event":
+            return replace(state, events=_after(state.events, news, read_event)[0])
+        pods, gone = _after(state.pods, news, read_pod)
+        return replace(state, pods=pods, taken={**state.taken, **{pod.job: pod.name for pod in gone}})
 
-    def _load(self) -> dict[str, Any]:
+    def _load(self) -> ViewState:
         try:
             own = self._path.lstat().st_uid == os.geteuid()  # what another says of our jobs is not believed
         except OSError:
             own = False
-        state = files.read_json(self._path) if own else None
-        good = isinstance(state, dict) and state.get("selector") == self._selector
-        return dict(state) if good and isinstance(state, dict) else {"selector": self._selector}
+        try:
+            state = decode(ViewState, files.read_json(self._path)) if own else None
+        except (Malformed, LookupError):  # of another version of Prony
+            state = None
+        return state if state is not None and state.selector == self._selector else ViewState(self._selector)
 
     def _save(self) -> None:
         with contextlib.suppress(OSError):  # nowhere to keep it: each process for itself
-            files.write_whole(self._path, self._state)
+            files.write_whole(self._path, encode(self._state))
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -321,9 +369,18 @@ class View:
             yield
 
 
-def _take(kept: dict[str, Any], facts: Facts) -> None:
-    kept.setdefault("taken", {})[str(facts.get("job"))] = str(facts.get("name"))
-
-
-def _name(item: dict[str, Any]) -> str:
-    return str((item.get("metadata") or {}).get("name"))
+def _after(
+    known: Mapping[str, Seen], news: ObjectList | ObjectChanges, read: Callable[[KubernetesObject], Seen]
+) -> tuple[dict[str, Seen], list[Seen]]:
+    """What there is after the news, and what is gone since."""
+    if isinstance(news, ObjectList):
+        there = {object_name(one): read(one) for one in news.objects}
+        return there, [known[name] for name in known.keys() - there.keys()]
+    there, gone = dict(known), []
+    for change in news.changes:
+        if change.deleted:
+            there.pop(object_name(change.object), None)
+            gone.append(read(change.object))
+        else:
+            there[object_name(change.object)] = read(change.object)
+    return there, gone

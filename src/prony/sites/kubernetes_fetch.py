@@ -10,27 +10,72 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from prony.sites.job import LOG, Job
-from prony.sites.kubernetes_answers import Facts
+from prony.sites.kubernetes_answers import Pod
 from prony.sites.kubernetes_api import ASK_EVERY_S, LONGEST_VIEW_PAUSE_S, Api, ApiProblem
 from prony.sites.kubernetes_manifest import CONTAINER
 from prony.sites.protocol import Status, Warn
 from prony.sites.site import Site
-from prony_node.contract import files
+from prony_node.contract import files, typed
 from prony_node.contract.cache import remove_half_written
 from prony_node.contract.logs import PART_BYTES, Ends, Frame, decode
 from prony_node.contract.safe_files import LONGEST_LINE, make_folder_alone, read_in_run, write_alone
+from prony_node.contract.typed import JsonObject
 
 PARTS = ".parts"  # of bundles that are not whole yet, in the job's folder
 END = ".end"  # written once the last frame of a pod is here, with the exit code
 OF_JOB = re.compile(r"pruned|answer|surroundings|run-[0-9]{3}\.log")
 MOST_PARTS = 20000  # of a bundle: 120 MB
 MOST_BYTES = 1 << 30  # of an unpacked bundle
+
+
+@dataclass(frozen=True)
+class AppendHeader:
+    """Of what is new in a file that grows."""
+
+    file: str
+    at: int  # bytes before it
+
+
+@dataclass(frozen=True)
+class PartHeader:
+    """Of a part of a bundle: a run folder packed, or a single file."""
+
+    name: str
+    number: int
+    of: int  # so many parts
+    sha256: str  # of the whole
+    is_file: bool
+    of_job: bool  # a file of the job, not of a run
+
+
+@dataclass(frozen=True)
+class EndHeader:
+    """Of the last frame: how the pod's process ended, and which bundles it sent."""
+
+    code: str
+    bundles: tuple[str, ...]
+
+
+def read_header(header: JsonObject) -> AppendHeader | PartHeader | EndHeader | None:
+    """What a frame is; None where it is none of ours."""
+    if "append" in header:
+        at = header.get("at")
+        return AppendHeader(str(header["append"]), at) if isinstance(at, int) else None
+    if "bundle" in header:
+        number, of = header.get("part"), header.get("of")
+        if not (isinstance(number, int) and isinstance(of, int)):
+            return None
+        is_file, of_job = bool(header.get("file")), bool(header.get("of_job"))
+        return PartHeader(str(header["bundle"]), number, of, str(header.get("sha256")), is_file, of_job)
+    if "end" in header:
+        names = header.get("bundles")
+        return EndHeader(str(header["end"]), tuple(map(str, names)) if isinstance(names, list) else ())
+    return None
 
 
 class Receiver:
@@ -74,18 +119,18 @@ class Receiver:
         self._text, self._rest = Ends(), b""
 
     def _take(self, frame: Frame) -> None:
-        header = frame.header
+        header = read_header(frame.header)
         with contextlib.suppress(OSError):  # a full disk, say: it is asked for again
-            if "append" in header:
+            if isinstance(header, AppendHeader):
                 self._append(header, frame.body)
-            elif "bundle" in header:
+            elif isinstance(header, PartHeader):
                 self._part(header, frame.body)
-            elif "end" in header:
+            elif isinstance(header, EndHeader):
                 self._end(header)
 
-    def _append(self, header: dict[str, Any], body: bytes) -> None:
-        path, at = self._path(header["append"]), header.get("at")
-        if path is None or path.name != files.PROGRESS or not isinstance(at, int):
+    def _append(self, header: AppendHeader, body: bytes) -> None:
+        path, at = self._path(header.file), header.at
+        if path is None or path.name != files.PROGRESS:
             return
         with _made_folder(self._job.root, path) as folder:
             size = _size_in(folder, path.name) or 0
@@ -93,17 +138,17 @@ class Receiver:
                 with os.fdopen(files.open_output(folder, path, append=True), "ab") as file:
                     file.write(body[size - at :])
 
-    def _path(self, name: object, *, of_job: bool = False) -> Path | None:
+    def _path(self, name: str, *, of_job: bool = False) -> Path | None:
         """Where a file of one of this job's folders belongs; None for any other name."""
-        folder, _, rest = str(name).partition("/")
+        folder, _, rest = name.partition("/")
         if of_job:
             good = self._node == 0 and folder == self._job.id and OF_JOB.fullmatch(rest) is not None
             return self._job.folder / rest if good else None
         return self._job.root / folder / rest if folder in self._folders and is_plain(rest) else None
 
-    def _part(self, header: dict[str, Any], body: bytes) -> None:
-        number, of, digest = header.get("part"), header.get("of"), str(header.get("sha256"))
-        if not (isinstance(number, int) and isinstance(of, int) and 0 <= number < of <= MOST_PARTS):
+    def _part(self, header: PartHeader, body: bytes) -> None:
+        number, of, digest = header.number, header.of, header.sha256
+        if not 0 <= number < of <= MOST_PARTS:
             return
         target = self._target(header)
         if not re.fullmatch(r"[0-9a-f]{64}", digest) or target is None or len(body) > PART_BYTES:
@@ -120,9 +165,9 @@ class Receiver:
             return
         content = b"".join(read_in_run(part) for part in parts)
         if hashlib.sha256(content).hexdigest() == digest:
-            if header.get("file") and header.get("of_job"):
+            if header.is_file and header.of_job:
                 write_alone(target, content)
-            elif header.get("file"):
+            elif header.is_file:
                 if not (target.parent / files.RECORD).exists():
                     _write(self._job.root, target, content)
             else:
@@ -132,18 +177,16 @@ class Receiver:
         for part in parts:
             part.unlink(missing_ok=True)
 
-    def _target(self, header: dict[str, Any]) -> Path | None:
-        name = str(header["bundle"])
-        if header.get("file"):
-            return self._path(name, of_job=bool(header.get("of_job")))
-        return self._job.root / name if name in self._folders else None
+    def _target(self, header: PartHeader) -> Path | None:
+        if header.is_file:
+            return self._path(header.name, of_job=header.of_job)
+        return self._job.root / header.name if header.name in self._folders else None
 
-    def _end(self, header: dict[str, Any]) -> None:
-        names = header.get("bundles")
-        wanted = [name for name in names if name in self._folders] if isinstance(names, list) else []
+    def _end(self, header: EndHeader) -> None:
+        wanted = [name for name in header.bundles if name in self._folders]
         have = self._job.folder / PARTS
         if all((have / f"{self._own}-{name}.bundle").exists() for name in wanted):
-            write_alone(self._end_file, f"{header['end']}\n".encode())
+            write_alone(self._end_file, f"{header.code}\n".encode())
 
 
 def is_plain(name: str) -> bool:
@@ -222,27 +265,42 @@ def keep_end(job: Job, status: Status) -> None:
     files.write_whole(job.folder / FETCHED, asdict(status))
 
 
+@dataclass(frozen=True)
+class FailedReading:
+    """How often the log of an ended pod could not be read, why, and when it may be asked for again."""
+
+    tries: int = 0
+    next_s: float = 0.0
+    why: str = ""
+
+
+def _failed_reading(job: Job) -> FailedReading:
+    try:
+        return typed.decode(FailedReading, files.read_json(job.folder / FAILED))
+    except (typed.Malformed, LookupError):  # there is none, or it is another version's
+        return FailedReading()
+
+
 class Fetcher:
     """Reads the logs of pods: what is new of those that run, and everything at the end."""
 
     def __init__(self, api: Callable[[Site], Api], warn: Warn, clock: Callable[[], float]) -> None:
         self._api, self._warn, self._clock = api, warn, clock
 
-    def end(self, job: Job, pods: Sequence[Facts], status: Status) -> Status:
+    def end(self, job: Job, pods: Sequence[Pod], status: Status) -> Status:
         """Bring everything of an ended job here, then let the cluster forget it."""
-        failed = files.read_json(job.folder / FAILED)
-        earlier: dict[str, Any] = failed if isinstance(failed, dict) else {"tries": 0, "next_s": 0.0, "why": ""}
-        if self._clock() < earlier["next_s"] <= self._clock() + LONGEST_VIEW_PAUSE_S:
-            return Status("running", "COLLECTING", earlier["why"])
+        earlier = _failed_reading(job)
+        if self._clock() < earlier.next_s <= self._clock() + LONGEST_VIEW_PAUSE_S:
+            return Status("running", "COLLECTING", earlier.why)
         try:
             if job.site.volume is None and not self.read_logs(job, pods, last=True):
                 self._warn(f"the log of {job.handle} is not complete; what came of its run folders is used")
         except ApiProblem as error:
             ended_s = max((_ended_s(pod) for pod in pods), default=0.0)
             if error.passing and self._clock() - ended_s < LOG_PATIENCE_S:
-                pause_s = min(LONGEST_VIEW_PAUSE_S, ASK_EVERY_S * 2 ** earlier["tries"])
-                later = {"tries": earlier["tries"] + 1, "next_s": self._clock() + pause_s, "why": str(error)}
-                files.write_whole(job.folder / FAILED, later)
+                pause_s = min(LONGEST_VIEW_PAUSE_S, ASK_EVERY_S * 2**earlier.tries)
+                later = FailedReading(earlier.tries + 1, self._clock() + pause_s, str(error))
+                files.write_whole(job.folder / FAILED, asdict(later))
                 self._warn(f"the log of {job.handle} cannot be read yet: {error}; trying again in {pause_s:g} s")
                 return Status("running", "COLLECTING", str(error))
             self._warn(f"the log of {job.handle} cannot be read: {error}")
@@ -257,13 +315,13 @@ class Fetcher:
                 self._warn(f"{job.handle} stays in the cluster for now: {error}")
         return status
 
-    def read_logs(self, job: Job, pods: Sequence[Facts], *, last: bool) -> bool:
+    def read_logs(self, job: Job, pods: Sequence[Pod], *, last: bool) -> bool:
         """What the pods of a job said since the last time; at its end everything, if not all of it is here yet."""
         complete = True
         for pod in pods:
-            if pod["phase"] == "Pending":
+            if pod.phase == "Pending":
                 continue
-            complete &= self._read_log(job, pod["name"], Receiver(job, pod["index"]), last)
+            complete &= self._read_log(job, pod.name, Receiver(job, pod.index), last)
         return complete
 
     def _read_log(self, job: Job, pod: str, receiver: Receiver, last: bool) -> bool:
@@ -284,8 +342,8 @@ class Fetcher:
         return receiver.ended
 
 
-def _ended_s(pod: dict[str, Any]) -> float:
+def _ended_s(pod: Pod) -> float:
     try:
-        return datetime.fromisoformat(str((pod["ended"] or {}).get("finishedAt"))).timestamp()
+        return datetime.fromisoformat(str(pod.ended.finished if pod.ended else None)).timestamp()
     except ValueError:
-        return float(pod["made_s"] or 0.0)
+        return pod.made_s or 0.0

@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from prony.sites.collect import ProgressTail, collect
+from prony.sites.collect import ProgressLine, ProgressTail, collect
 from prony.sites.job import ENDED, SCRIPT, Job, JobOutcome, open_job, open_log
 from prony.sites.locks import other_root_hint, refuse_open_root
 from prony.sites.node import can_start, local_environment, node_python, own_argv, supervisor_argv
@@ -24,9 +23,11 @@ from prony.sites.site import Partition, Site
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import identify, is_alive
+from prony_node.contract.record import Record
 from prony_node.contract.run_folder import make_failure
 from prony_node.contract.safe_files import read_plain
 from prony_node.contract.trial import Plan
+from prony_node.contract.typed import JsonObject
 
 LOOK_EVERY_S = 0.25
 
@@ -81,7 +82,7 @@ class LocalRun:
         except OSError as error:
             raise RequestError(f"{python} cannot be started in {self.folder}: {error.strerror or error}") from error
 
-    def follow(self) -> Iterator[dict[str, Any] | None]:
+    def follow(self) -> Iterator[ProgressLine | None]:
         """Lines of progress until the supervisor has ended; None when there was nothing new for a moment."""
         assert self._process is not None, "start() comes first"
         ended = False
@@ -109,7 +110,7 @@ class LocalRun:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    def collect(self) -> dict[str, Any]:
+    def collect(self) -> Record:
         """The record, once the supervisor has ended."""
         if self._process is not None:
             self._process.wait()
@@ -200,7 +201,7 @@ def _check_python(site: Site) -> None:
     raise RequestError(f"there is no Python at {python}; PRONY_PYTHON names the one that has torch")
 
 
-def _identity(job: Job) -> dict[str, Any]:
+def _identity(job: Job) -> JsonObject:
     try:
         document = json.loads(job.handle or "")
     except (ValueError, RecursionError):

@@ -15,8 +15,8 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
@@ -159,11 +159,11 @@ def devices_of(trials: Iterable[Trial], environment: Mapping[str, str] = os.envi
         return None  # by UUID or part: not to be compared with the numbers of others
     numbers = [one.strip() for one in visible] if visible is not None else None
     found: set[str] = set()
-    for settings in {json.dumps(_device_settings(trial)): _device_settings(trial) for trial in trials}.values():
-        kind, _, number = str(settings["device"]).partition(":")
+    for device, several in dict.fromkeys(_device_settings(trial) for trial in trials):
+        kind, _, number = device.partition(":")
         if kind in ("cpu", "mps"):
             found.add(kind)
-        elif number and not settings["several"] and (numbers is None or int(number) < len(numbers)):
+        elif number and not several and (numbers is None or int(number) < len(numbers)):
             found.add(f"device-{number if numbers is None else numbers[int(number)]}")
         elif numbers is not None:
             found |= {f"device-{one}" for one in numbers}
@@ -172,9 +172,9 @@ def devices_of(trials: Iterable[Trial], environment: Mapping[str, str] = os.envi
     return found
 
 
-def _device_settings(trial: Trial) -> dict[str, Any]:
-    several = devices_per_node(trial.settings) > 1
-    return {"device": trial.settings.get("device", "auto"), "several": several}
+def _device_settings(trial: Trial) -> tuple[str, bool]:
+    """The device as requested, and whether a node has several."""
+    return str(trial.settings.get("device", "auto")), devices_per_node(trial.settings) > 1
 
 
 @contextlib.contextmanager
@@ -265,7 +265,7 @@ def _sign(file: int, what: str | None) -> None:
 
 def _taken(folder: Path, wanted: set[str] | None) -> str:
     which = "this machine's devices are" if wanted is None else f"{', '.join(sorted(wanted))} is"
-    holders = [f"process {one['pid']} ({_shown(one['what'])})" for one in _holders(folder)]
+    holders = [f"process {one.pid} ({_shown(one.what)})" for one in _holders(folder)]
     by = " and ".join(dict.fromkeys(holders)) or "another process"
     return f"{which} in use by {by}; two sweeps on a device disturb each other. Wait for it, or add --share"
 
@@ -274,9 +274,17 @@ def _shown(what: object) -> str:
     return "".join(letter for letter in str(what)[:80] if letter.isprintable())
 
 
-def _holders(folder: Path) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock, as it signed it."""
+
+    pid: object
+    what: object
+
+
+def _holders(folder: Path) -> Iterator[Holder]:
     for path in sorted(folder.glob("*.lock")):
         with contextlib.suppress(OSError, ValueError, RecursionError):
             signed = json.loads(read_plain(path, LONGEST))
             if isinstance(signed, dict) and "what" in signed and is_alive(signed) is not False:
-                yield signed
+                yield Holder(signed.get("pid"), signed["what"])

@@ -1,5 +1,7 @@
 """The node program as the controller starts it and asks it: its Python, command, environment and answers."""
 
+# ruff: noqa: RUF009  empty() makes dataclass fields
+
 from __future__ import annotations
 
 import atexit
@@ -28,7 +30,7 @@ from prony_node.contract.cache import make_own_cache, private_folder
 from prony_node.contract.errors import RequestError
 from prony_node.contract.run_folder import Verification
 from prony_node.contract.safe_files import READ_LIMIT, make_own_folder, read_plain, write_alone
-from prony_node.contract.typed import decode
+from prony_node.contract.typed import JsonObject, decode, empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -175,7 +177,7 @@ def _node_sources() -> dict[str, Path]:
     return found
 
 
-def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = None) -> dict[str, Any]:
+def ask_node(question: str, *words: str, warn: Callable[[str], None] | None = None) -> JsonObject:
     """The answer of `python -m prony_node QUESTION WORDS`, for what the controller cannot know without torch.
 
     The answer goes to a file and not through a pipe: a process that a model file started may keep that open for ever.
@@ -336,10 +338,18 @@ class ThisMachine:
         return self.by_workload.get(workload, self.software)
 
 
-def fingerprint_here(ask: Callable[..., dict[str, Any]], workloads: Iterable[str]) -> ThisMachine:
+@dataclass(frozen=True)
+class FingerprintAnswer:
+    machine: str | None = None
+    software: str | None = None
+    workloads: Mapping[str, str] | None = None
+    more: JsonObject = empty()
+
+
+def fingerprint_here(ask: Callable[..., JsonObject], workloads: Iterable[str]) -> ThisMachine:
     """The fingerprint of this machine for these workloads; `ask` asks a node process (`ask_node`)."""
-    answer = ask("fingerprint", *workloads)
-    return ThisMachine(answer.get("machine"), answer.get("software"), answer.get("workloads") or {})
+    answer = decode(FingerprintAnswer, ask("fingerprint", *workloads))
+    return ThisMachine(answer.machine, answer.software, answer.workloads or {})
 
 
 AT_ONCE = 500  # folders of one process: a command line has an end

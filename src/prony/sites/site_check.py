@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from prony.sites.collect import read_text
 from prony.sites.job import Job
 from prony.sites.script import image_for
 from prony.sites.site import ARCHITECTURES, Partition
 from prony_node.contract.digits import counted
+from prony_node.contract.typed import JsonObject
 
 MOST_BEGINNINGS = 100  # places where an answer is looked for: each try may read all that follows
 
@@ -27,16 +28,67 @@ class Finding:
     message: str
 
 
-def read_answer(folder: Path) -> dict[str, Any] | None:
-    """The document that the node program printed; what else it said stands before or after it."""
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What a node says of itself, as far as a site file states it too."""
+
+    hostname: str | None
+    architecture: str
+    allowed_cores: int | None
+    python: str | None
+    torch: str | None  # its version
+    why_no_torch: str | None
+    devices: tuple[str, ...]  # the names of its accelerators
+    engines: tuple[str, ...]  # container engines that left a trace
+    environment: Mapping[str, str]
+    sensors: int  # of power
+
+
+def read_answer(folder: Path) -> NodeAnswer | None:
+    """What the node program printed as a document; what else it said stands before or after it."""
     text = read_text(folder / "answer")
     for begin in islice(re.finditer(r"\{\n", text), MOST_BEGINNINGS):
         try:
             document, _ = json.JSONDecoder().raw_decode(text, begin.start())
         except (ValueError, RecursionError):
             continue
-        return document if isinstance(document, dict) else None
+        return _of_document(document) if isinstance(document, dict) else None
     return None
+
+
+def _of_document(document: JsonObject) -> NodeAnswer:
+    """Of what `prony doctor` prints; a part that is not there says nothing."""
+    host, torch, software = (_part(document, name) for name in ("host", "torch", "software"))
+    cores = _part(_part(host, "cpu"), "allowed").get("count")
+    why = None if torch.get("installed") else _text(torch, "reason") or "it is not installed"
+    devices = [device for device in _items(document, "devices") if device.get("kind") != "cpu"]
+    return NodeAnswer(
+        hostname=_text(host, "hostname"),
+        architecture=_text(host, "architecture") or "",
+        allowed_cores=cores if isinstance(cores, int) else None,
+        python=_text(software, "python"),
+        torch=_text(torch, "version"),
+        why_no_torch=why,
+        devices=tuple(str(device.get("name")) for device in devices),
+        engines=tuple(str(one.get("name")) for one in _items(_part(document, "container"), "runtimes")),
+        environment={str(name): str(value) for name, value in _part(document, "environment").items()},
+        sensors=len(_items(_part(document, "power"), "sensors")),
+    )
+
+
+def _part(document: JsonObject, name: str) -> JsonObject:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _items(document: JsonObject, name: str) -> list[JsonObject]:
+    found = document.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _text(document: JsonObject, name: str) -> str | None:
+    found = document.get(name)
+    return None if found is None else str(found)
 
 
 def judge(job: Job, log: str) -> list[Finding]:
@@ -47,18 +99,17 @@ def judge(job: Job, log: str) -> list[Finding]:
         said = _last_words(job, log)
         state = f"{outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}" if outcome else "unknown"
         return [Finding("job", "fail", f"the job ended as {state} and the node program did not answer: {said}")]
-    host = answer.get("host") or {}
     around = _surroundings(job)
     found = [
-        Finding("job", "pass", f"a job ran on {host.get('hostname')} and its files came back to {job.root}"),
-        _architecture(job, str(host.get("architecture") or "")),
+        Finding("job", "pass", f"a job ran on {answer.hostname} and its files came back to {job.root}"),
+        _architecture(job, answer.architecture),
         _container(job, answer),
         _torch(answer),
         _accelerators(job, answer),
         _kind(job, answer),
-        _cores(job, host),
+        _cores(job, answer),
         _modules(job, around),
-        _variables(job, answer.get("environment") or {}),
+        _variables(job, answer.environment),
         _interface(job, around),
         _address(job, around),
         _power(answer),
@@ -85,18 +136,16 @@ def _architecture(job: Job, found: str) -> Finding:
     return Finding("architecture", "pass", f"the nodes are {arch}")
 
 
-def _torch(answer: dict[str, Any]) -> Finding:
-    torch, python = answer.get("torch") or {}, (answer.get("software") or {}).get("python")
-    if not torch.get("installed"):
-        why = torch.get("reason") or "it is not installed"
+def _torch(answer: NodeAnswer) -> Finding:
+    python, why = answer.python, answer.why_no_torch
+    if why is not None:
         return Finding("torch", "fail", f"Python {python} has no torch there: {why}; `python` names one that has")
-    return Finding("torch", "pass", f"Python {python} with torch {torch.get('version')}")
+    return Finding("torch", "pass", f"Python {python} with torch {answer.torch}")
 
 
-def _accelerators(job: Job, answer: dict[str, Any]) -> Finding:
-    devices = [device for device in answer.get("devices") or [] if device.get("kind") != "cpu"]
-    wanted = job.partition.accelerators
-    names = ", ".join(sorted({str(device.get("name")) for device in devices})) or "none"
+def _accelerators(job: Job, answer: NodeAnswer) -> Finding:
+    devices, wanted = answer.devices, job.partition.accelerators
+    names = ", ".join(sorted(set(devices))) or "none"
     if wanted is None:
         return Finding(
             "accelerators", "warn", f"{len(devices)} ({names}); the site file does not say how many to ask for"
@@ -106,8 +155,8 @@ def _accelerators(job: Job, answer: dict[str, Any]) -> Finding:
     return Finding("accelerators", "pass", f"{len(devices)} ({names})" if devices else "none, as the site file says")
 
 
-def _cores(job: Job, host: dict[str, Any]) -> Finding | None:
-    allowed = ((host.get("cpu") or {}).get("allowed") or {}).get("count")
+def _cores(job: Job, answer: NodeAnswer) -> Finding | None:
+    allowed = answer.allowed_cores
     if allowed is None or job.partition.cores_per_device is None:
         return None
     wanted = job.partition.cores_per_device * job.devices_per_node
@@ -116,9 +165,9 @@ def _cores(job: Job, host: dict[str, Any]) -> Finding | None:
     return Finding("cores", "pass", f"the job may use {allowed} cores")
 
 
-def _kind(job: Job, answer: dict[str, Any]) -> Finding | None:
+def _kind(job: Job, answer: NodeAnswer) -> Finding | None:
     """Whether the accelerators are what the file calls them: GH200 is part of the name that torch knows."""
-    names = sorted({str(one.get("name")) for one in answer.get("devices") or [] if one.get("kind") != "cpu"})
+    names = sorted(set(answer.devices))
     stated = re.search(r"[A-Za-z]*[0-9]+", job.partition.accelerator)
     if not names or stated is None:
         return None
@@ -128,12 +177,11 @@ def _kind(job: Job, answer: dict[str, Any]) -> Finding | None:
     return Finding("accelerator", "pass", f"{', '.join(names)}, as the site file says")
 
 
-def _container(job: Job, answer: dict[str, Any]) -> Finding | None:
+def _container(job: Job, answer: NodeAnswer) -> Finding | None:
     engine = job.site.container.engine
     if engine == "none":
         return None
-    seen = [str(one.get("name")) for one in (answer.get("container") or {}).get("runtimes") or []]
-    if engine not in seen:
+    if engine not in answer.engines:
         return Finding("container", "warn", f"{engine} was called, and the node program sees no trace of its container")
     return Finding("container", "pass", f"the node program runs in {image_for(job.site, job.partition)}")
 
@@ -151,7 +199,7 @@ def _modules(job: Job, around: dict[str, list[str]]) -> Finding | None:
     return Finding("modules", "pass", f"{', '.join(wanted)} loaded")
 
 
-def _variables(job: Job, there: dict[str, str]) -> Finding | None:
+def _variables(job: Job, there: Mapping[str, str]) -> Finding | None:
     """Those that a node tells; the others are not recorded anywhere, and so not looked at."""
     stated = {name: value for name, value in job.site.environment.variables.items() if name in there}
     other = [f"{name} is {there[name]!r}, not {value!r}" for name, value in stated.items() if there[name] != value]
@@ -181,11 +229,10 @@ def _address(job: Job, around: dict[str, list[str]]) -> Finding | None:
     return Finding("host_suffix", "pass", f"the node's name with it is {' '.join(around['address'][0].split())}")
 
 
-def _power(answer: dict[str, Any]) -> Finding:
-    sensors = (answer.get("power") or {}).get("sensors") or []
-    if not sensors:
+def _power(answer: NodeAnswer) -> Finding:
+    if not answer.sensors:
         return Finding("power", "warn", "no power sensor can be read there: runs will have no energy")
-    return Finding("power", "pass", f"{counted(len(sensors), 'power sensor')} can be read")
+    return Finding("power", "pass", f"{counted(answer.sensors, 'power sensor')} can be read")
 
 
 def judge_limits(stated: Partition, known: Partition) -> Finding | None:

@@ -6,15 +6,19 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, SupportsFloat
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.safe_files import write_alone
+from prony_node.contract.typed import JsonObject
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 FOLDER = "anchors"  # beside the run folders: what a rebuild reads anchors from
 SCHEMA = "prony.anchors/1"
@@ -47,7 +51,7 @@ class Anchor:
     precision: str | None = None
     batch_size: int | None = None
     note: str | None = None
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -55,25 +59,47 @@ class Anchor:
         return hashlib.sha256(files.canonical_json(asdict(self)).encode()).hexdigest()[:32]
 
 
-def make_anchor(source: str, form: str, values: dict[str, Any], more: dict[str, Any] | None = None) -> Anchor:
+FoundValues = Mapping[str, object]  # what a parser found, by the fields of an anchor; its values are checked here
+
+
+def make_anchor(source: str, form: str, values: FoundValues, more: Mapping[str, object] | None = None) -> Anchor:
     """An anchor of what a parser found: texts cut to size, counts whole, the value a finite number."""
-    given: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    number: float | None = None
     for name, value in values.items():
         if value is None or value == "":
             continue
         if name in COUNTS:
-            given[name] = _count(name, value)
+            counts[name] = _count(name, value)
         elif name == "value":
-            given[name] = _number(value)
+            number = _number(value)
         elif name in TEXTS:
-            given[name] = _text(value)
+            texts[name] = _text(value)
         else:
             raise RequestError(f"an anchor has no field {name!r}; it has {', '.join(FIELDS)}")
-    for name in ("metric", "value"):
-        if name not in given:
-            raise RequestError(f"an anchor without a {name} is none")
-    rest = {_text(name): _text(value) for name, value in (more or {}).items() if value not in (None, "")}
-    return Anchor(source=_text(source), format=form, more=rest, **given)
+    if "metric" not in texts:
+        raise RequestError("an anchor without a metric is none")
+    if number is None:
+        raise RequestError("an anchor without a value is none")
+    return Anchor(
+        source=_text(source),
+        format=form,
+        metric=texts["metric"],
+        value=number,
+        unit=texts.get("unit"),
+        position=texts.get("position"),
+        workload=texts.get("workload"),
+        mode=texts.get("mode"),
+        data=texts.get("data"),
+        system=texts.get("system"),
+        device=texts.get("device"),
+        devices=counts.get("devices"),
+        precision=texts.get("precision"),
+        batch_size=counts.get("batch_size"),
+        note=texts.get("note"),
+        more={_text(name): _text(value) for name, value in (more or {}).items() if value not in (None, "")},
+    )
 
 
 def keep_anchors(root: Path, anchors: Iterable[Anchor]) -> list[Anchor]:
@@ -105,13 +131,13 @@ def read_anchors(root: Path) -> list[Anchor]:
     return list(found.values())
 
 
-def _read_anchor(document: dict[str, Any]) -> Anchor:
+def _read_anchor(document: JsonObject) -> Anchor:
     """An anchor as it was kept, held to the same rules: the file may be another's, or have been edited."""
     values = {name: document[name] for name in FIELDS}
     return make_anchor(document["source"], _text(document["format"]), values, dict(document["more"]))
 
 
-def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
+def put_anchors(connection: Connection, anchors: Iterable[Anchor]) -> None:
     """Anchors into their table; those that are there already stay as they are."""
     from prony.store.tables import anchor_table, put_rows
 
@@ -120,7 +146,7 @@ def put_anchors(connection: Any, anchors: Iterable[Anchor]) -> None:
     put_rows(connection, anchor_table, rows, replace=False)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = "".join(character if character.isprintable() else " " for character in str(value))
     return text.strip()[:LONGEST].strip().encode("utf-8", "replace").decode("utf-8")
 
@@ -138,9 +164,13 @@ def number_in(text: str) -> float | None:
         return None
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
+    number = None
     try:
-        number = number_in(value) if isinstance(value, str) else float(value)
+        if isinstance(value, str):
+            number = number_in(value)
+        elif isinstance(value, SupportsFloat):
+            number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = None
     if number is None:
@@ -150,7 +180,7 @@ def _number(value: Any) -> float:
     return number
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     try:
         number = _number(value)
     except RequestError:

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, or_, selec
 from prony.store.database import Database, StaleIndex, Unwritable, place_of, team_address
 from prony.store.rows import (
     ROW_VERSION,
+    ColumnValue,
     IndexRow,
     Refreshed,
     RunSummary,
@@ -303,7 +304,7 @@ class Store:
         given = list(rows)
         if not given:
             return
-        place = {"place": place_of(self.root)} if self.is_team else {}
+        place: dict[str, ColumnValue] = {"place": place_of(self.root)} if self.is_team else {}
         put_rows(connection, detail_table, [row.detail for row in given], replace=not self.is_team)
         put_rows(connection, run_table, [row.run | place for row in given], replace=not self.is_team)
 
@@ -332,11 +333,9 @@ class Store:
         """
         wrong = select(run_table.c.folder, run_table.c.stamp).where(run_table.c.verified == NO)
         known = {(folder, stamp) for folder, stamp in connection.execute(wrong)}
-        for row in rows:
-            if (row.folder, row.run["stamp"]) in known:
-                row.run["verified"] = NO
-        take_out(connection, RUN_TABLES, [row.folder for row in rows if row.folder in old])
-        self.put(connection, rows)
+        new = [row.marked_as(NO) if (row.folder, row.stamp) in known else row for row in rows]
+        take_out(connection, RUN_TABLES, [row.folder for row in new if row.folder in old])
+        self.put(connection, new)
 
     def _drop_others(self, connection: Connection, read: set[str]) -> list[str]:
         """Take out rows that were not just read, unless another process has indexed one since."""

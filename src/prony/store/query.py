@@ -164,7 +164,7 @@ def _value(field: Field, word: str) -> str | float | bool | None:
     return word
 
 
-Expression = ColumnElement[Any]
+SqlExpression = ColumnElement[Any]
 
 # Names of a query that are columns under another name.
 RECORD_TEXTS = {
@@ -200,7 +200,7 @@ def anchor_fields() -> dict[str, Field]:
     return names | {name: Field(name, "text") for name in ANCHOR_TEXTS}
 
 
-def record_expression(field: Field, dialect: str) -> Expression:
+def record_expression(field: Field, dialect: str) -> SqlExpression:
     """The SQL of a record's field."""
     name = field.name
     if name in RECORD_TEXTS:
@@ -216,7 +216,7 @@ def record_expression(field: Field, dialect: str) -> Expression:
     return _in_json(column, rest, field.kind, dialect)
 
 
-def anchor_expression(field: Field) -> Expression:
+def anchor_expression(field: Field) -> SqlExpression:
     """The SQL of an anchor's field."""
     if field.name in METRICS:
         return case((anchor_table.c.metric == field.name, anchor_table.c.value), else_=null())
@@ -227,7 +227,7 @@ def needs_detail(field: Field) -> bool:
     return field.name not in RECORD_TEXTS and field.name not in RECORD_NUMBERS
 
 
-def condition(term: Term, expression: Expression, dialect: str) -> Expression:
+def condition(term: Term, expression: SqlExpression, dialect: str) -> SqlExpression:
     """The SQL of a term; every value is a bound parameter."""
     if term.operator in ("~", "!~"):
         pattern = literal(f"%{_escaped(str(term.values[0]))}%")
@@ -254,11 +254,11 @@ def _comparable(value: Any, dialect: str) -> Any:
     return int(value) if dialect == "sqlite" else str(value).lower()
 
 
-def _in_json(column: Expression, name: str, kind: str, dialect: str) -> Expression:
+def _in_json(column: SqlExpression, name: str, kind: str, dialect: str) -> SqlExpression:
     """A value inside a column of JSON; a number alone where one is asked for, since a setting may also be a word."""
     if dialect == "sqlite":
         path = literal(f'$."{name}"')
-        value: Expression = func.json_extract(column, path)
+        value: SqlExpression = func.json_extract(column, path)
         if kind == "number":
             return case((func.json_type(column, path).in_(["integer", "real"]), value), else_=null())
         return value
@@ -292,7 +292,7 @@ ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, 
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryAnswer:
     """Rows, with the names of their columns."""
 
     columns: list[str]
@@ -310,7 +310,7 @@ class StoreQuery:
     limit: int | None = None
 
 
-def ask_records(store: Store, question: StoreQuery) -> Answer:
+def ask_records(store: Store, question: StoreQuery) -> QueryAnswer:
     """The records that a question asks for."""
     fields = record_fields()
     terms = parse_filter(question.where, fields)
@@ -328,7 +328,7 @@ def ask_records(store: Store, question: StoreQuery) -> Answer:
     query = query.select_from(JOINED).order_by(by, run_table.c.id)
     query = query.where((ROW_ID if dialect == "sqlite" else run_table.c.folder).in_(which))
     rows = store.ask(lambda connection: [tuple(row) for row in connection.execute(query)], reads=True)
-    return Answer(list(names), _with_flags(rows, [n for n, field in enumerate(shown) if field.kind == "flag"]))
+    return QueryAnswer(list(names), _with_flags(rows, [n for n, field in enumerate(shown) if field.kind == "flag"]))
 
 
 def _with_flags(rows: list[tuple[Any, ...]], positions: list[int]) -> list[tuple[Any, ...]]:
@@ -339,7 +339,7 @@ def _with_flags(rows: list[tuple[Any, ...]], positions: list[int]) -> list[tuple
     return [tuple(words.get(v, v) if n in positions else v for n, v in enumerate(row)) for row in rows]
 
 
-def ask_anchors(store: Store, question: StoreQuery) -> Answer:
+def ask_anchors(store: Store, question: StoreQuery) -> QueryAnswer:
     """The anchors that a question asks for: others' figures, never among the records."""
     fields = anchor_fields()
     terms = parse_filter(question.where, fields)
@@ -355,7 +355,7 @@ def ask_anchors(store: Store, question: StoreQuery) -> Answer:
     then = [anchor_table.c[name] for name in ("source", "workload", "metric", "device", "devices", "batch_size", "key")]
     query = query.order_by(_direction(by, order, question.reverse), *then).limit(question.limit)
     rows = store.ask(lambda connection: [tuple(row) for row in connection.execute(query)], reads=True)
-    return Answer(list(names), rows)
+    return QueryAnswer(list(names), rows)
 
 
 def _direction(expression: Any, field: Field, reverse: bool) -> Any:
@@ -365,7 +365,7 @@ def _direction(expression: Any, field: Field, reverse: bool) -> Any:
     return expression.desc().nulls_last() if down != reverse else expression.asc().nulls_last()
 
 
-def ask_sql(store: Store, sql: str, limit: int | None = None) -> Answer:
+def ask_sql(store: Store, sql: str, limit: int | None = None) -> QueryAnswer:
     """The answer to one statement of SQL, in a transaction or on a connection that cannot write."""
     sql = storable(sql)
     if store.is_team:
@@ -387,7 +387,7 @@ def ask_sql(store: Store, sql: str, limit: int | None = None) -> Answer:
         raise _refused(error) from error
 
 
-def _read_file(connection: sqlite3.Connection, sql: str, limit: int | None) -> Answer:
+def _read_file(connection: sqlite3.Connection, sql: str, limit: int | None) -> QueryAnswer:
     """One statement that reads tables and nothing else: no other file, no pragma, no change."""
 
     def authorise(action: int, *_: Any) -> int:
@@ -401,13 +401,13 @@ def _read_file(connection: sqlite3.Connection, sql: str, limit: int | None) -> A
         columns = [described[0] for described in cursor.description or ()]
         rows = cursor.fetchmany(limit) if limit is not None else cursor.fetchall()
         cursor.close()
-        return Answer(columns, [tuple(row) for row in rows])
+        return QueryAnswer(columns, [tuple(row) for row in rows])
     finally:
         connection.set_authorizer(None)
         set_progress(None, 0)
 
 
-def _read_server(connection: Connection, sql: str, limit: int | None) -> Answer:
+def _read_server(connection: Connection, sql: str, limit: int | None) -> QueryAnswer:
     """The same on a server: one prepared statement (so not several), inside a SELECT, in a read-only transaction."""
     import psycopg
 
@@ -417,7 +417,7 @@ def _read_server(connection: Connection, sql: str, limit: int | None) -> Answer:
         with raw.cursor() as cursor:
             cursor.execute(statement.encode(), prepare=True)
             columns = [described.name for described in cursor.description or ()]
-            return Answer(columns, [tuple(row) for row in cursor.fetchall()])
+            return QueryAnswer(columns, [tuple(row) for row in cursor.fetchall()])
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:

@@ -20,6 +20,7 @@ from prony_node.contract.record import Check, Record, accept_record, load_record
 from prony_node.contract.run_folder import UNVERIFIED, has_manifest, manifest_mark, marked
 from prony_node.contract.safe_files import NotPlain, read_in_run, stat_in_run
 from prony_node.contract.settings import Value
+from prony_node.contract.typed import JsonObject
 
 ROW_VERSION = 5  # rows of an older one are read anew from their folders
 # Effective settings that have a column of their own; the others are in JSON beside the row.
@@ -37,6 +38,7 @@ METRIC_COLUMNS = (
 LARGEST, LARGEST_REPEAT = 2**63, 2**31  # of a column's numbers
 LONGEST_TEXT, LONGEST_JSON = 2**14, 2**18  # characters of a row: thousands of rows are in memory at once
 IN_JSON = ("settings", "effective", "metrics")
+ColumnValue = str | int | float | None
 NO_NUMBER = "holds a number that is none (NaN or infinity)"
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
@@ -93,12 +95,12 @@ class RunSummary:
         said = marked({"status": record.status, "checks": []}, self.mark, self.folder)["checks"]
         return replace(record, checks=(*record.checks, *(Check(**check) for check in said))) if said else record
 
-    def read_document(self) -> dict[str, Any] | None:
+    def read_document(self) -> JsonObject | None:
         """The same as the document that it is, for a program."""
         document = read_record(self.folder)
         return None if document is None else marked(document, self.mark, self.folder)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         known = asdict(self) | {"folder": str(self.folder), "window_s": self.window_s}
         del known["metrics"]
         return known
@@ -106,10 +108,10 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class IndexRow:
-    """One run as the values of its two tables."""
+    """One run as the values of its two tables, by their columns."""
 
-    run: dict[str, Any]
-    detail: dict[str, Any]
+    run: dict[str, ColumnValue]
+    detail: dict[str, ColumnValue]
 
     @property
     def id(self) -> str:
@@ -118,6 +120,15 @@ class IndexRow:
     @property
     def folder(self) -> str:
         return str(self.run["folder"])
+
+    @property
+    def stamp(self) -> ColumnValue:
+        """Of its record's file when it was read (`record_stamp`)."""
+        return self.run["stamp"]
+
+    def marked_as(self, verified: str, **more: ColumnValue) -> IndexRow:
+        """The row with what verifying the run found, and with other values of columns."""
+        return replace(self, run={**self.run, "verified": verified, **more})
 
 
 def row_of_record(folder: str, record: Record, place: str | None = None) -> IndexRow:
@@ -128,7 +139,7 @@ def row_of_record(folder: str, record: Record, place: str | None = None) -> Inde
     metrics = {name: metric.value for name, metric in record.metrics.items()}
     rate, quality = record.metrics.get("throughput"), record.metric("quality")
     effective = trial.effective or {}
-    run = {
+    run: dict[str, ColumnValue] = {
         "folder": folder,
         "id": _needed(record.id, "id"),
         "workload": _needed(trial.workload, "trial.workload"),
@@ -164,7 +175,7 @@ def row_of_record(folder: str, record: Record, place: str | None = None) -> Inde
         run[column] = _number(metrics.pop(name, None))
     for name in METRIC_COLUMNS:
         run[name] = _number(metrics.pop(name, None))
-    detail = {
+    detail: dict[str, ColumnValue] = {
         "folder": folder,
         "failure_message": _text(failure.message) if failure is not None else None,
         "settings": _json(trial.settings),
@@ -174,7 +185,7 @@ def row_of_record(folder: str, record: Record, place: str | None = None) -> Inde
     return IndexRow(run, detail)
 
 
-def run_of_columns(folder: Path, columns: dict[str, Any]) -> RunSummary:
+def run_of_columns(folder: Path, columns: Mapping[str, Any]) -> RunSummary:
     """The run of a row joined with its detail."""
     names = (name for name in RunSummary.__dataclass_fields__ if name not in ("folder", *IN_JSON))
     return RunSummary(
@@ -186,7 +197,7 @@ def run_of_columns(folder: Path, columns: dict[str, Any]) -> RunSummary:
     )
 
 
-def _document(text: Any) -> dict[str, Any]:
+def _document(text: Any) -> Any:
     """A part of a row that is kept as JSON; another user may have made the index, or somebody edited it."""
     try:
         document = json.loads(text)
@@ -318,12 +329,9 @@ def _read_row(folder: Path, stamp: int | None) -> IndexRow:
     if record is None:
         raise RequestError(f"{folder} has no readable record.json")
     row = row_of_record(folder.name, record)
-    row.run["stamp"] = stamp
-    row.run["verified"] = manifest_mark(folder)
-    if not has_manifest(folder) and _is_fresh(folder):
-        row.run["verified"] = UNVERIFIED
-        row.run["row_version"] = 0  # its manifest may be about to be written: it is read again next time
-    return row
+    if not has_manifest(folder) and _is_fresh(folder):  # its manifest may be about to be written: read again next time
+        return row.marked_as(UNVERIFIED, stamp=stamp, row_version=0)
+    return row.marked_as(manifest_mark(folder), stamp=stamp)
 
 
 def record_stamp(folder: Path | str) -> int | None:

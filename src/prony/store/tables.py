@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from prony.store.rows import METRIC_COLUMNS, NUMBER_SETTINGS, TEXT_SETTINGS
+from prony.store.rows import METRIC_COLUMNS, NUMBER_SETTINGS, TEXT_SETTINGS, ColumnValue
 
 HEAD = "0005"  # the newest revision in migrations/versions; a test holds the two together
 VERSION_TABLE = "prony_version"
@@ -124,7 +124,9 @@ packed_table = Table(
 OUT_AT_ONCE = 500  # names in one statement
 
 
-def put_rows(connection: Connection, table: Table, rows: list[dict[str, Any]], replace: bool) -> None:
+def put_rows(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, ColumnValue | bytes]], replace: bool
+) -> None:
     """Insert rows, or replace those of the same key; the statement goes to the driver as it is, twice as fast."""
     if not rows:
         return

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from prony.store.rows import NO_NUMBER, row_of_record
+from prony.store.rows import NO_NUMBER, ColumnValue, row_of_record
 from prony_node.contract.errors import RequestError
 from prony_node.contract.extras import install_command
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
 from prony_node.contract.record import parse_record
 from prony_node.contract.safe_files import MOST_TIMES, READ_LIMIT, most_unpacked
+from prony_node.contract.typed import JsonObject
 
 LONGEST_CELL = READ_LIMIT  # characters of one record
 PARQUET_ROWS = 1000  # records in memory at a time
@@ -72,7 +73,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def write_json_lines(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
+def write_json_lines(records: Iterable[JsonObject], file: IO[bytes]) -> int:
     count = 0
     for record in records:
         file.write(_line(record).encode() + b"\n")
@@ -88,14 +89,14 @@ def read_json_lines(file: IO[bytes]) -> Iterator[str]:
             line = file.readline(LONGEST_CELL + 1)
 
 
-def _line(record: dict[str, Any]) -> str:
+def _line(record: JsonObject) -> str:
     try:
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
     except ValueError:
         raise RequestError(f"the record of {record['id']} {NO_NUMBER}") from None
 
 
-def flat(record: dict[str, Any]) -> dict[str, Any]:
+def flat(record: JsonObject) -> dict[str, ColumnValue]:
     """A record as one row: what the index knows of it, settings as requested and in effect as JSON."""
     row = row_of_record(str(record["id"]), parse_record(record))
     values = row.run | row.detail
@@ -104,12 +105,12 @@ def flat(record: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _with_record(record: dict[str, Any]) -> dict[str, Any]:
+def _with_record(record: JsonObject) -> dict[str, ColumnValue]:
     """A row, and in its last column the whole record, so that it can come back."""
     return flat(record) | {"record": _line(record)}
 
 
-def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
+def write_csv(records: Iterable[JsonObject], file: IO[bytes]) -> int:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer: csv.DictWriter[str] | None = None
     count = 0
@@ -119,7 +120,7 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
             writer = csv.DictWriter(text, list(values), quoting=csv.QUOTE_ALL)
             writer.writeheader()
         row = {name: cell(value) for name, value in values.items()}
-        writer.writerow({**row, "record": values["record"].replace(";", "\\u003b")})  # JSON, which says the same
+        writer.writerow({**row, "record": str(values["record"]).replace(";", "\\u003b")})  # JSON, which says the same
         count += 1
     if writer is None:
         text.write("record\r\n")
@@ -128,7 +129,7 @@ def write_csv(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
     return count
 
 
-def cell(value: Any) -> Any:
+def cell(value: ColumnValue) -> ColumnValue:
     """A cell as a spreadsheet shows it: a text that it would compute as a formula begins with an apostrophe."""
     if not isinstance(value, str) or _is_number(value):
         return value
@@ -186,12 +187,12 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
         yield line
 
 
-def write_parquet(records: Iterable[dict[str, Any]], file: IO[bytes]) -> int:
+def write_parquet(records: Iterable[JsonObject], file: IO[bytes]) -> int:
     """Rows with typed columns, and the whole record as text in `record`."""
     pyarrow, parquet = _pyarrow()
     writer, count, part = None, 0, []
 
-    def put(rows: list[dict[str, Any]]) -> None:
+    def put(rows: list[dict[str, ColumnValue]]) -> None:
         nonlocal writer
         table = pyarrow.Table.from_pylist(rows, schema=_parquet_schema(pyarrow))
         writer = writer or parquet.ParquetWriter(file, table.schema, compression="zstd")

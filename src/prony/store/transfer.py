@@ -24,6 +24,7 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.record import Record, accept_document, read_record
 from prony_node.contract.run_folder import manifest_mark
 from prony_node.contract.safe_files import GROUP_READS_FOLDER, READ_LIMIT, is_in_shared
+from prony_node.contract.typed import JsonObject
 
 TAKEN = re.compile(r"(anchors|report(-.+)?\.html)$|index\.sqlite", re.IGNORECASE)  # what else lies beside run folders
 UNFINISHED = "is there already, and has no record yet: a run that is not finished"
@@ -100,7 +101,7 @@ def take_record(document: Any, root: Path, arrived: ImportResult) -> None:
     arrived.new.append(name)
 
 
-def checked_row(document: dict[str, Any], record: Record) -> IndexRow:
+def checked_row(document: JsonObject, record: Record) -> IndexRow:
     """The row of a record that can be indexed under its id, as the name of a folder; `document` is what it is of."""
     name = record.id
     if not NAME.fullmatch(name) or TAKEN.match(name):
@@ -148,7 +149,7 @@ def _take_folder(folder: Path, root: Path, arrived: ImportResult) -> None:
     arrived.new.append(name)
 
 
-def _is_known(name: str, new: dict[str, Any], root: Path, arrived: ImportResult) -> bool:
+def _is_known(name: str, new: JsonObject, root: Path, arrived: ImportResult) -> bool:
     """Whether there is a record of this id already: the same is known, another one keeps its place."""
     there = _record_of(root / name)
     if there is None:
@@ -161,14 +162,14 @@ def _is_known(name: str, new: dict[str, Any], root: Path, arrived: ImportResult)
     return True
 
 
-def _record_of(folder: Path) -> dict[str, Any] | None:
+def _record_of(folder: Path) -> JsonObject | None:
     try:
         return read_record(folder)
     except RequestError:
         return {}  # one of a newer Prony, or a broken one: it is not ours to replace
 
 
-def records_of(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
+def records_of(folders: Iterable[Path]) -> Iterator[JsonObject]:
     """The records of run folders that have one."""
     for folder in folders:
         record = read_record(folder)
@@ -208,8 +209,7 @@ def push(folders: Iterable[Path], store: Store) -> ImportResult:
         try:
             document = files.read_json(folder / files.RECORD)
             row = checked_row(*accept_document(document)) if document is not None else None
-            if row is not None:
-                row.run["verified"] = manifest_mark(folder)
+            row = row.marked_as(manifest_mark(folder)) if row is not None else None
         except RequestError as error:
             done.refused.append(Skipped(folder, str(error)))
             continue
@@ -240,7 +240,9 @@ def _push_one(folder: Path, row: IndexRow, store: Store, known: dict[str, str], 
         reason = f"packed it has {len(content):,} bytes; `prony store export` moves a folder of any size"
         done.refused.append(Skipped(folder, reason))
         return
-    packed = {"id": name, "record_sha256": digest, "sha256": hashlib.sha256(content).hexdigest(), "content": content}
+    packed: dict[str, str | bytes] = {
+        "id": name, "record_sha256": digest, "sha256": hashlib.sha256(content).hexdigest(), "content": content,
+    }  # fmt: skip
 
     def put(connection: Connection) -> None:
         store.put(connection, [row])

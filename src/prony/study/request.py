@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prony_node.contract import plugins
-from prony_node.contract.errors import RequestError, nearest, unknown
+from prony_node.contract.errors import ParameterError, RequestError, nearest, unknown
 from prony_node.contract.kernels import former_setting
 from prony_node.contract.settings import SETTINGS, Setting
 from prony_node.contract.trial import LOADER_ONLY, Peak, Plan, Stop, Trial
@@ -85,23 +85,23 @@ def parse_tolerance(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     value = float(match.group(1)) / (100.0 if match.group(2) else 1.0) if match else math.nan
     if not 0.0 < value < 0.5:
-        raise RequestError(f"--tolerance {text} is not possible: give a share such as 1% or 0.01, below 50%")
+        raise ParameterError("tolerance", f"{text} is not possible: give a share such as 1% or 0.01, below 50%")
     return value
 
 
-def parse_seconds(text: str, option: str = "--max-time") -> float:
+def parse_seconds(text: str, parameter: str = "max_time") -> float:
     """`120s`, `2m`, `1h` or a bare number of seconds."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", text)
     if match is None or match.group(2) not in SECONDS or float(match.group(1)) <= 0.0:
-        raise RequestError(f"{option} {text} is not possible: give a time such as 120s or 2m")
+        raise ParameterError(parameter, f"{text} is not possible: give a time such as 120s or 2m")
     return float(match.group(1)) * SECONDS[match.group(2)]
 
 
-def parse_joules(text: str, option: str = "--max-energy") -> float:
+def parse_joules(text: str, parameter: str = "max_energy") -> float:
     """`500Wh`, `1kWh`, `2MJ` or `7200J`."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
     if match is None or match.group(2) not in JOULES or float(match.group(1)) <= 0.0:
-        raise RequestError(f"{option} {text} is not possible: give an energy such as 500Wh, 1kWh or 2MJ")
+        raise ParameterError(parameter, f"{text} is not possible: give an energy such as 500Wh, 1kWh or 2MJ")
     return float(match.group(1)) * JOULES[match.group(2)]
 
 

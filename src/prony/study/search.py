@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TypeVar
 
 from prony.study.search_space import (
     BATCH,
@@ -20,9 +20,10 @@ from prony.study.search_space import (
     Space,
     result_of,
 )
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony_node.contract.record import OUT_OF_MEMORY, Record
 from prony_node.stats import paired_ratio, t_quantile
 
+T = TypeVar("T")
 A, B = "A", "B"
 PAIRS = 4  # the fewest that decide
 MOST_PAIRS = 16  # half the interval of four; beyond that a difference is hardly worth its machine time
@@ -359,16 +360,14 @@ def _estimate(runs: list[Result], spread: float, quantile: float) -> CandidateEs
 class SearchRun:
     """A run or a screening that was made: its record, and the machine time it took."""
 
-    record: dict[str, Any]
+    record: Record
     cost_s: float
     fresh: bool = True  # whether it was the first of its process
 
 
-class SearchExecutor(Protocol):
-    """Makes runs. Both return None when a person interrupted, and nothing more is to be asked."""
-
-    def screen(self, ask: Screening) -> list[SearchRun] | None: ...  # as many as were reached, in the order asked
-    def run(self, ask: PairRun) -> SearchRun | None: ...
+# What to run next, answered with the runs in the order asked: of a screening as many as were reached, and None when a
+# person interrupted. Nothing is asked after that.
+Asks = Generator[Screening | PairRun, Sequence[SearchRun] | None, T]
 
 
 @dataclass(frozen=True)
@@ -424,19 +423,19 @@ class SearchOutcome:
         return self.champion if self.decided(start) or self.leader is None else self.leader
 
 
-def run_search(search: Search, machine: SearchExecutor, goal: Goal, first: SearchRun | None = None) -> SearchOutcome:
+def next_runs(search: Search, goal: Goal, first: SearchRun | None = None) -> Asks[SearchOutcome]:
     """Screen until there is nothing to ask, then challenge. `first` is the start's run, where it was made before."""
     found = SearchOutcome(search.start)
     if first is not None:
         _tell(search, goal, found, SearchStep(search.start, "start", first))
-    _screen(search, machine, goal, found)
+    yield from _screen(search, goal, found)
     if found.leader is not None and search.estimate_of(search.start) is None:
         found.unusable = search.dropped(search.start)
     elif not found.interrupted:
-        _challenge(search, machine, goal, found)
+        yield from _challenge(search, goal, found)
     if found.short_s and not found.confirmed:  # what is left cannot pay for an A/B: it narrows the intervals
         search.confirms = False
-        _screen(search, machine, goal, found)
+        yield from _screen(search, goal, found)
     settled = {one.b.key for one in found.confirmed if one.verdict != UNDECIDED and one.a.key == found.champion.key}
     beaten = {one.a.key for one in found.confirmed if one.verdict == BETTER}
     candidates = search.open_against(found.champion)
@@ -445,9 +444,9 @@ def run_search(search: Search, machine: SearchExecutor, goal: Goal, first: Searc
     return found
 
 
-def _screen(search: Search, machine: SearchExecutor, goal: Goal, found: SearchOutcome) -> None:
+def _screen(search: Search, goal: Goal, found: SearchOutcome) -> Asks[None]:
     while (ask := search.ask()) is not None:
-        made = machine.screen(ask)
+        made = yield ask
         for candidate, one in zip(ask.candidates, made or (), strict=False):
             _tell(search, goal, found, SearchStep(candidate, ask.why, one))
         if not made:
@@ -465,18 +464,18 @@ def _tell(search: Search, goal: Goal, found: SearchOutcome, step: SearchStep) ->
     return result
 
 
-def _challenge(search: Search, machine: SearchExecutor, goal: Goal, found: SearchOutcome) -> None:
+def _challenge(search: Search, goal: Goal, found: SearchOutcome) -> Asks[None]:
     """The champion against the leader, then against others that may be better, as far as the budget goes."""
     asked = {search.start.key}
     while (rival := _next_rival(search, found, asked)) is not None:
         asked.add(rival.key)
-        said = _pairs(search, machine, goal, found, rival)
+        said = yield from _pairs(search, goal, found, rival)
         if said is None:
             return
         found.confirmed.append(said)
         if said.verdict == BETTER:
             found.champion = search.home = rival
-            _screen(search, machine, goal, found)  # around the new champion
+            yield from _screen(search, goal, found)  # around the new champion
         if found.interrupted:
             return
 
@@ -487,9 +486,7 @@ def _next_rival(search: Search, found: SearchOutcome, asked: set[str]) -> Candid
     return next((one for one in waiting if one.key not in asked), None)
 
 
-def _pairs(
-    search: Search, machine: SearchExecutor, goal: Goal, found: SearchOutcome, rival: Candidate
-) -> Confirmation | None:
+def _pairs(search: Search, goal: Goal, found: SearchOutcome, rival: Candidate) -> Asks[Confirmation | None]:
     """ABBA of the champion and a rival: four pairs, and more where they decide nothing and the budget allows."""
     room_s = search.budget_s - search.spent_s
     one_s = search.pairs_cost_s(found.champion, rival, 1)
@@ -506,11 +503,11 @@ def _pairs(
         ask = PairRun(sides[name], search.rules.confirm_s, f"A/B pair {number + 1}, {name}", number)
         if said is not None and search.spent_s + search.pairs_cost_s(found.champion, rival, 1) / 2.0 > search.budget_s:
             return said
-        made = machine.run(ask)
-        if made is None:
+        made = yield ask
+        if not made:
             found.interrupted = True
             return said
-        value = _tell(search, goal, found, SearchStep(ask.candidate, ask.why, made, paired=True)).value
+        value = _tell(search, goal, found, SearchStep(ask.candidate, ask.why, made[0], paired=True)).value
         if value is None:  # a side that fails, or whose check does: nothing to compare
             return said
         values[name].append(value)

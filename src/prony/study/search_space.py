@@ -8,13 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from prony.study.request import split_words, with_loader
 from prony.study.space import known_settings, split_values
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import ParameterError, RequestError, unknown
 from prony_node.contract.kernels import join_kernels, kernel_names
-from prony_node.contract.record import failed_checks
+from prony_node.contract.record import Phase, Record
 from prony_node.contract.run_folder import is_unverified
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import Trial, reads_data_set
@@ -270,37 +269,29 @@ def parse_limits(texts: Iterable[str]) -> list[Limit]:
 def _parse_limit(text: str) -> Limit:
     match = re.fullmatch(r"\s*([a-z_]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
     if match is None:
-        raise RequestError(f"--within {text} is not possible: give a bound with its unit, such as memory<40GiB")
+        raise ParameterError("within", f"{text} is not possible: give a bound with its unit, such as memory<40GiB")
     name, number, unit = match.groups()
     if name not in BOUNDED:
         raise unknown("bound", name, BOUNDED)
     if unit not in UNITS[name]:
         raise unknown(f"unit of {name}", unit, UNITS[name])
     if float(number) <= 0.0:
-        raise RequestError(f"--within {text} is not possible: nothing stays below {number}")
+        raise ParameterError("within", f"{text} is not possible: nothing stays below {number}")
     return Limit(name, float(number) * UNITS[name][unit], BOUNDED[name][1])
 
 
-def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_s: float, fresh: bool = True) -> Result:
+def result_of(record: Record, candidate: Candidate, goal: Goal, cost_s: float, fresh: bool = True) -> Result:
     """What a record says about a candidate. A run with a failed check, or without the goal's metric, never wins."""
-    metric = record["metrics"].get(goal.metric) or {}
-    value = metric.get("value")
-    low, high = metric.get("low"), metric.get("high")
-    failure = (record.get("failure") or {}).get("kind") if record["status"] != "ok" else None
-    failed = failed_checks(record)
-    if failure is None and failed:
-        failure = f"{FAILED_CHECK}: {', '.join(failed)}"
-    if failure is None and is_unverified(record):
-        failure = "unverified: it has no manifest"
-    if failure is None and (value is None or not value > 0.0):
-        failure = f"no {goal.metric}: {metric.get('reason') or 'it was not measured'}"
+    metric = record.metrics.get(goal.metric)
+    value, low, high = (None, None, None) if metric is None else (metric.value, metric.low, metric.high)
+    failure = _why_unusable(record, goal)
     if failure is not None:
         value = low = high = None
     elif goal.less:
         value, low, high = _inverse(value), _inverse(high), _inverse(low)
-    phases = record.get("phases") or {}
     own_s = min(own_seconds(record), cost_s)
-    measured_s = 0.0 if goal.less else _seconds(phases, ("steady",))  # a run to a quality cannot be made shorter
+    # A run to a quality cannot be made shorter.
+    measured_s = 0.0 if goal.less else _seconds(record.phases, ("steady",))
     # A time to a quality has no interval within its run; a rate has none where too few steps were timed.
     has_interval = goal.less or (low is not None and high is not None)
     return Result(
@@ -308,32 +299,41 @@ def result_of(record: Mapping[str, Any], candidate: Candidate, goal: Goal, cost_
     )
 
 
-def unmeasurable(record: Mapping[str, Any], goal: Goal, limits: Iterable[Limit]) -> str | None:
+def _why_unusable(record: Record, goal: Goal) -> str | None:
+    if record.failure is not None:
+        return record.failure.kind
+    if record.failed_checks:
+        return f"{FAILED_CHECK}: {', '.join(record.failed_checks)}"
+    if is_unverified(record):
+        return "unverified: it has no manifest"
+    value = record.value(goal.metric)
+    if value is None or not value > 0.0:
+        return f"no {goal.metric}: {record.reason(goal.metric) or 'it was not measured'}"
+    return None
+
+
+def unmeasurable(record: Record, goal: Goal, limits: Iterable[Limit]) -> str | None:
     """Why no run where this one was made can say what is searched for: the energy goal and power need a sensor."""
     names = [goal.metric] if goal.name == "energy" else []
     names += ["power" for limit in limits if limit.name == "power"]
-    if not names or record["status"] != "ok" or (record.get("energy") or {}).get("parts"):
+    if not names or record.status != "ok" or (record.energy is not None and record.energy.parts):
         return None
-    metric = record["metrics"].get(names[0]) or {}
-    return f"{names[0]} cannot be measured: {metric.get('reason') or 'the record does not say why'}"
+    return f"{names[0]} cannot be measured: {record.reason(names[0]) or 'the record does not say why'}"
 
 
 def _inverse(value: float | None) -> float | None:
     return 1.0 / value if value else None
 
 
-def _limited(record: Mapping[str, Any]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for name, (metrics, _) in BOUNDED.items():
-        values = [(record["metrics"].get(metric) or {}).get("value") for metric in metrics]
-        found[name] = next((float(value) for value in values if value is not None), None)
-    return found
+def _limited(record: Record) -> dict[str, float | None]:
+    values = {name: [record.value(metric) for metric in metrics] for name, (metrics, _) in BOUNDED.items()}
+    return {name: next((one for one in found if one is not None), None) for name, found in values.items()}
 
 
-def own_seconds(record: Mapping[str, Any]) -> float:
+def own_seconds(record: Record) -> float:
     """What a size took of its process's time, from its build on."""
-    return _seconds(record.get("phases") or {}, OWN_PHASES)
+    return _seconds(record.phases, OWN_PHASES)
 
 
-def _seconds(phases: Mapping[str, Any], names: Iterable[str]) -> float:
-    return math.fsum(float((phases.get(name) or {}).get("seconds") or 0.0) for name in names)
+def _seconds(phases: Mapping[str, Phase], names: Iterable[str]) -> float:
+    return math.fsum(phases[name].seconds or 0.0 for name in names if name in phases)

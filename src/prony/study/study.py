@@ -17,10 +17,10 @@ from prony.document import read_document
 from prony.study.request import make_stop, split_words, with_loader
 from prony.study.space import Axis, Planned, StudyPart, expand, known_settings, split_values
 from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import ParameterError, RequestError
 from prony_node.contract.machine import Machine
 from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
-from prony_node.contract.record import OUT_OF_MEMORY, Failure, Record
+from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.settings import SETTINGS, Value
 from prony_node.contract.trial import Stop, Trial, settings_hash
 from prony_node.workloads import find_workload
@@ -44,7 +44,7 @@ class TrialRepeat:
 
 def check_repeats(repeats: int) -> None:
     if not 1 <= repeats <= MOST_REPEATS:
-        raise RequestError(f"--repeats {repeats} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
+        raise ParameterError("repeats", f"{repeats} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
 
 
 def seed_of(name: str) -> int:
@@ -78,15 +78,9 @@ class OutOfMemoryPruner:
     def __init__(self) -> None:
         self._smallest: dict[str, int] = {}
 
-    def learn(self, trial: Trial, record: Record | Mapping[str, Any]) -> None:
-        failure = record.failure if isinstance(record, Record) else record.get("failure")
-        kind = failure.kind if isinstance(failure, Failure) else (failure or {}).get("kind")
-        if kind == OUT_OF_MEMORY:
-            self.ran_out(trial)
-
-    def ran_out(self, trial: Trial) -> None:
+    def learn(self, trial: Trial, failure_kind: str | None) -> None:
         batch = _batch(trial)
-        if batch is None:
+        if failure_kind != OUT_OF_MEMORY or batch is None:
             return
         series = _series(trial)
         self._smallest[series] = min(batch, self._smallest.get(series, batch))
@@ -300,7 +294,7 @@ def over_seeds(trial: Trial, seeds: int | None) -> list[Trial]:
     if seeds is None:
         return [trial]
     if not 1 <= seeds <= MOST_REPEATS:
-        raise RequestError(f"--seeds {seeds} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
+        raise ParameterError("seeds", f"{seeds} is not possible: give at least 1, and {MOST_REPEATS:,} at most")
     first = int(trial.settings.get("seed", 0))
     return [
         Trial(trial.workload, {**trial.settings, "seed": SETTINGS["seed"].parse(first + number)})

@@ -399,7 +399,7 @@ def _chosen(sizes: list[str], asked: str | None, file: str) -> str | None:
         return "full"
     if asked not in sizes:
         if not sizes:
-            raise DocumentError(f"{file} has one size; leave --size out")
+            raise DocumentError(f"{file} has one size; leave the size out")
         raise unknown("size", asked, [*sizes, "full"])
     return asked
 
@@ -429,7 +429,7 @@ def _parts(
     for target in targets:
         meant = [name for name, reader in readers.items() if target.means(name, reader.dataset)]
         if target.part is not None and meant and not any(name in chosen for name in meant):
-            raise RequestError(f"{target.part}.{target.name} is for a part that --part leaves out")
+            raise RequestError(f"{target.part}.{target.name} is for a part that was not asked for")
         _refuse_target(target, chosen)
     for name, reader in chosen.items():
         reader.override({target: values for target, values in targets.items() if target.means(name, reader.dataset)})
@@ -440,7 +440,7 @@ def _chosen_parts(readers: dict[str, PartReader], asked: Collection[str], has_pa
     """The parts that a person asked for; words of the command line are for these alone."""
     for name in asked:
         if not has_parts:
-            raise RequestError("this study has no parts; leave --part out")
+            raise RequestError("this study has no parts; leave the part out")
         if name not in readers:
             raise unknown("part", name, readers)
     return {name: reader for name, reader in readers.items() if not asked or name in asked}

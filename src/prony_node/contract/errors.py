@@ -24,6 +24,14 @@ class RequestError(ValueError):
     """The request was wrong and nothing was started (exit code 2)."""
 
 
+class ParameterError(RequestError):
+    """A parameter that is not possible, by its name in Python; a command line names its option in its place."""
+
+    def __init__(self, parameter: str, said: str, option: str | None = None) -> None:
+        super().__init__(f"{parameter} {said}")
+        self.said_of_option = f"{option or '--' + parameter.replace('_', '-')} {said}"
+
+
 class Unfinished(RequestError):
     """Something ran, and what was asked could not be brought to its end (exit code 1)."""
 

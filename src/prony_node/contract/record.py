@@ -551,6 +551,10 @@ class Record:
         return found.reason if found is not None else None
 
     @property
+    def failure_kind(self) -> str | None:
+        return self.failure.kind if self.failure is not None else None
+
+    @property
     def failed_checks(self) -> tuple[str, ...]:
         """The names of the checks that failed: such a run is shown, and never recommended."""
         return tuple(check.name for check in self.checks if check.level == "fail")
@@ -638,16 +642,6 @@ def window_of(record: dict[str, Any]) -> float | None:
         if isinstance(window_s, (int, float)) and 0 < window_s < LARGEST:
             return float(window_s)
     return None
-
-
-def failed_checks(record: Mapping[str, Any]) -> list[str]:
-    """The names of the checks that failed: such a run is shown, and never recommended."""
-    return [str(check["name"]) for check in record.get("checks") or () if check["level"] == "fail"]
-
-
-def rate_fails(record: Mapping[str, Any]) -> list[str]:
-    """Of these, what a rate rests on: a quality that was not reached, or a wrong energy, leaves it as it is."""
-    return [name for name in failed_checks(record) if name != "quality" and not name.startswith("energy")]
 
 
 def upgrade(document: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from prony_node.contract.record import (
     Failure,
     Metric,
     Plain,
+    Record,
     new_record,
     validate_record,
 )
@@ -438,23 +439,9 @@ def marked(record: dict[str, Any], mark: str, folder: Path) -> dict[str, Any]:
     return record
 
 
-def is_unverified(record: Mapping[str, Any]) -> bool:
+def is_unverified(record: Record) -> bool:
     """Whether nothing shows that a record is as its run left it: it may have been edited, so it is never the best."""
-    return any(check["name"] == UNCHANGED and check["level"] == "unknown" for check in record.get("checks") or ())
-
-
-def how_changed(record: dict[str, Any]) -> str:
-    """Of a record with that failed check, what is to be said."""
-    return next(str(check["message"]) for check in reversed(record["checks"]) if check["name"] == UNCHANGED)
-
-
-def without_places(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The checks of a record for a page that is handed on: without the folder that the run lies in here."""
-    message = CHANGED_AFTER.format(f"prony verify {shlex.quote(record['id'])}")
-    return [
-        {**check, "message": message} if check["name"] == UNCHANGED and check["level"] == "fail" else check
-        for check in record["checks"]
-    ]
+    return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
 
 
 def verify_command(folder: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from prony_node.contract.errors import RequestError
@@ -33,8 +33,8 @@ def name_with_hash(name: str, sha256: str) -> str:
 
 
 def to_document(workload: Workload) -> dict[str, Any]:
-    """As plain as JSON has it."""
-    document: dict[str, Any] = json.loads(json.dumps(asdict(workload)))
+    """As plain as JSON has it; a model file has none of our kernels, whose conditions are functions."""
+    document: dict[str, Any] = json.loads(json.dumps(asdict(replace(workload, kernels=()))))
     return document
 
 

@@ -14,6 +14,7 @@ import pytest
 import prony
 from prony import api
 from prony.engine.progress import Event, Note, RunBegun, RunEnded, RunProgress, Standing
+from prony_node.contract.errors import ParameterError
 from prony_node.contract.record import Record
 
 ROOT = Path(__file__).parents[3]
@@ -106,3 +107,37 @@ def test_importing_prony_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         prony.walk  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: prony.tune("gpt-tiny", budget="soon"), "budget soon is not possible"),
+        (lambda: prony.tune("gpt-tiny", within=["memory<40"]), "within memory<40 is not possible"),
+        (lambda: prony.sweep("gpt-tiny", batch_size=[1, 2], max_time="long"), "max_time long is not possible"),
+        (lambda: prony.run("gpt-tiny", seeds=0), "seeds 0 is not possible"),
+        (lambda: prony.run("gpt-tiny", at=prony.SiteOptions(dry_run=True)), "dry_run is about jobs of a site"),
+    ],
+)
+def test_errors_name_parameters_and_verbs_their_options(call: Any, said: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{said}") as caught:
+        call()
+    option = "--" + said.partition(" ")[0].replace("_", "-")
+    assert caught.value.said_of_option.startswith(f"{option} {said.partition(' ')[2]}")
+
+
+def test_a_study_is_planned_and_its_status_told(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text("workloads: gpt-tiny\nsettings: {batch_size: [1, 2], device: cpu}\n")
+    study = str(tmp_path / "two.yaml")
+    before = prony.plan_study(study)
+    assert (len(before.turns), before.finished) == (2, 0)
+    prony.run_study(study)
+    assert prony.plan_study(study).finished == 2
+    assert prony.study_status(study).tally.left == 0
+
+
+def test_a_run_verifies(place: Path) -> None:
+    outcome = prony.run("gpt-tiny", device="cpu")
+    (found,) = prony.verify(outcome.records[0].id)
+    assert found.id == outcome.records[0].id
+    assert prony.jobs() == prony.collect() == []

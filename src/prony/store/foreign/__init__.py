@@ -10,7 +10,7 @@ from prony.store.foreign.reading import ImportOptions, read_results
 from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError
 
-Parser = Callable[[str, ImportOptions], list[Anchor]]
+ForeignParser = Callable[[str, ImportOptions], list[Anchor]]
 
 # The name that --as takes, the parser, and what it reads.
 FORMATS = plugins.own(
@@ -29,7 +29,7 @@ def read_foreign(path: Path, form: str, given: ImportOptions) -> list[Anchor]:
     if not given.source.strip():
         raise RequestError("an anchor needs its source: --source 'paper, page or log that a reader can look up'")
     text = read_results(path)
-    parse: Parser = chosen.load()
+    parse: ForeignParser = chosen.load()
     what = chosen.help or f"{form}, as the package {chosen.origin} reads it"
     try:
         found = parse(text, given)

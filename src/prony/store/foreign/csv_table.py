@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from typing import Any
 
 from prony.store.anchors import FIELDS, Anchor
 from prony.store.foreign.reading import MOST_ROWS, ImportOptions, number_of
@@ -54,7 +53,7 @@ def read_rows(
                 f"row {number} has {len(cells)} cells under {len(header)} names; quote a cell with commas"
             )
         row = dict(zip(header, cells, strict=False))
-        found: dict[str, Any] = {"position": f"row {number}"}
+        found: dict[str, str | None] = {"position": f"row {number}"}
         found |= {field: row[column] for column, field in meaning.items() if column not in figures and row.get(column)}
         more = {column: value for column, value in row.items() if column not in meaning}
         for column, field in figures.items():
@@ -76,13 +75,13 @@ def _meaning(header: list[str], given: ImportOptions) -> dict[str, str]:
     return meaning
 
 
-def _figure(field: str, cell: str, column: str) -> dict[str, Any]:
+def _figure(field: str, cell: str, column: str) -> dict[str, str | None]:
     """The value of a cell, with metric and unit as the mapping names them, else as the heading does."""
     _, _, rest = field.partition(":")
     metric, _, unit = rest.partition(":")
     if not metric:
         return {"value": cell} if column == "value" else {"value": cell, **_from_heading(column)}
-    return {"value": cell, "metric": metric} | ({"unit": unit} if unit else {"unit": _from_heading(column).get("unit")})
+    return {"value": cell, "metric": metric, "unit": unit or _from_heading(column).get("unit")}
 
 
 def _from_heading(column: str) -> dict[str, str]:

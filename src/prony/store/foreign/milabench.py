@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from prony.store.anchors import Anchor
@@ -75,7 +76,7 @@ def _peak(load: Any) -> float | None:
     return number_of(memory.get("max")) if isinstance(memory, dict) else None
 
 
-def _anchors(name: str, row: dict[str, Any], system: dict[str, Any], given: ImportOptions) -> list[Anchor]:
+def _anchors(name: str, row: Mapping[str, object], system: Mapping[str, object], given: ImportOptions) -> list[Anchor]:
     """A benchmark with failures is left out: what its mean is of cannot be said."""
     rate, failures = number_of(row.get("perf")), number_of(row.get("fail")) or 0
     if rate is None or math.isnan(rate) or failures > 0:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from prony.store.anchors import Anchor
 from prony.store.foreign.reading import ImportOptions, count_of, number_of
@@ -20,13 +21,13 @@ ALSO = ("submission_org", "submission_division", "submission_status", "seed", "o
 def parse(text: str, given: ImportOptions) -> list[Anchor]:
     """Time from run_start to run_stop, the last evaluation, and the throughput that the log tracks."""
     events = _events(text)
-    said: dict[str, Any] = {"mode": "train"}
-    more: dict[str, Any] = {}
+    said: dict[str, object] = {"mode": "train"}
+    more: dict[str, object] = {}
     for event in events:
-        if event["key"] in ONCE and event["value"] is not None:
-            said[ONCE[event["key"]]] = event["value"]
-        if event["key"] in ALSO and event["value"] is not None:
-            more[event["key"]] = event["value"]
+        if event.key in ONCE and event.value is not None:
+            said[ONCE[event.key]] = event.value
+        if event.key in ALSO and event.value is not None:
+            more[event.key] = event.value
     said["batch_size"] = count_of(said.get("batch_size"))
     anchors = []
     for metric, value, unit, note in _figures(events):
@@ -34,7 +35,17 @@ def parse(text: str, given: ImportOptions) -> list[Anchor]:
     return anchors
 
 
-def _events(text: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class LogEvent:
+    """A line of the log."""
+
+    key: str
+    value: object
+    metadata: Mapping[str, object]
+    time_ms: object
+
+
+def _events(text: str) -> list[LogEvent]:
     """The events of the log. A line that is no event is the program's own output, or was cut off: it is passed over."""
     events = []
     for line in text.splitlines():
@@ -46,34 +57,34 @@ def _events(text: str) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("key"), str):
-            event.setdefault("value", None)
-            if not isinstance(event.get("metadata"), dict):
-                event["metadata"] = {}
-            events.append(event)
+            metadata = event.get("metadata")
+            metadata = metadata if isinstance(metadata, dict) else {}
+            events.append(LogEvent(event["key"], event.get("value"), metadata, event.get("time_ms")))
     if not events:
         raise RequestError(f"it has no line with {MARK} and an event")
     return events
 
 
-def _figures(events: list[dict[str, Any]]) -> list[tuple[str, float, str | None, str | None]]:
+def _figures(events: list[LogEvent]) -> list[tuple[str, float, str | None, str | None]]:
     """Metric, value, unit and note of what the log measured."""
     figures: list[tuple[str, float, str | None, str | None]] = []
     starts, stops = (_all(events, key) for key in ("run_start", "run_stop"))
     if len(starts) > 1 or len(stops) > 1:
         raise RequestError("it holds several runs (run_start is there more than once): give the log of one")
     if starts and stops:
-        status = str(stops[0]["metadata"].get("status", "not stated"))
-        begin, end = (number_of(event.get("time_ms")) for event in (starts[0], stops[0]))
+        status = str(stops[0].metadata.get("status", "not stated"))
+        begin, end = (number_of(event.time_ms) for event in (starts[0], stops[0]))
         if begin is not None and end is not None and end >= begin:
             reached = status == "success"
             name = "time_to_quality" if reached else "run_time"  # a run that was given up reached nothing
             figures.append((name, (end - begin) / 1000, "s", f"run_start to run_stop; status {status}"))
-    scores = [event for event in events if event["key"] in ("eval_accuracy", "eval_loss")]
-    if scores and number_of(scores[-1]["value"]) is not None:
+    scores = [event for event in events if event.key in ("eval_accuracy", "eval_loss")]
+    score = number_of(scores[-1].value) if scores else None
+    if score is not None:
         last = scores[-1]
-        epoch = last["metadata"].get("epoch_num", last["metadata"].get("samples_count"))
-        unit = last["key"].removeprefix("eval_")
-        figures.append(("quality", float(last["value"]), unit, None if epoch is None else f"epoch or samples {epoch}"))
+        epoch = last.metadata.get("epoch_num", last.metadata.get("samples_count"))
+        unit = last.key.removeprefix("eval_")
+        figures.append(("quality", score, unit, None if epoch is None else f"epoch or samples {epoch}"))
     rates = [_rate(event) for event in _all(events, "tracked_stats")]
     known = [rate for rate in rates if rate is not None]
     if known:
@@ -82,10 +93,10 @@ def _figures(events: list[dict[str, Any]]) -> list[tuple[str, float, str | None,
     return figures
 
 
-def _all(events: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    return [event for event in events if event["key"] == key]
+def _all(events: list[LogEvent], key: str) -> list[LogEvent]:
+    return [event for event in events if event.key == key]
 
 
-def _rate(event: dict[str, Any]) -> float | None:
-    value = event["value"]
+def _rate(event: LogEvent) -> float | None:
+    value = event.value
     return number_of(value.get("throughput")) if isinstance(value, dict) else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from prony.store.anchors import Anchor
+from prony.store.anchors import Anchor, FoundValues
 from prony.store.foreign.reading import ImportOptions, count_of, number_of, read_document
 from prony_node.contract.errors import RequestError
 
@@ -30,11 +32,20 @@ def parse(text: str, given: ImportOptions) -> list[Anchor]:
         mode = "train" if phase in ("train", "overall") else "infer"
         for found in _figures(measured):
             place = {"position": f"phase {phase}", "mode": mode}
-            anchors.append(given.anchor(FORM, {**said, **place, **found}, {**more, "phase": phase}))
+            anchors.append(given.anchor(FORM, {**said, **place, **vars(found)}, {**more, "phase": phase}))
     return anchors
 
 
-def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class PhaseFigure:
+    """What a phase measured, in the units of Prony."""
+
+    metric: str
+    value: float
+    unit: str
+
+
+def _figures(measured: Mapping[str, Any]) -> list[PhaseFigure]:
     """What one phase measured; a figure whose unit is not known is left out."""
     figures = []
     for group, metric, key, units in (
@@ -51,7 +62,7 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
         factor = units.get(str(part.get("unit"))) if isinstance(part, dict) else None
         if value is not None and factor is not None:
             unit = next(name for name, one in units.items() if one == 1.0)
-            figures.append({"metric": metric, "value": value * factor, "unit": unit})
+            figures.append(PhaseFigure(metric, value * factor, unit))
     for group, metric in (("throughput", "throughput"), ("efficiency", "samples_per_wh")):
         part = measured.get(group)
         value = number_of(part.get("value")) if isinstance(part, dict) else None
@@ -62,11 +73,11 @@ def _figures(measured: dict[str, Any]) -> list[dict[str, Any]]:
             if not unit.endswith("/kWh"):
                 continue
             value, unit = value / 1000, unit.removesuffix("/kWh") + "/Wh"
-        figures.append({"metric": metric, "value": value, "unit": unit})
+        figures.append(PhaseFigure(metric, value, unit))
     return figures
 
 
-def _configuration(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _configuration(config: Any) -> tuple[FoundValues, Mapping[str, object]]:
     """What the configuration beside the report says, where the file holds both."""
     if not isinstance(config, dict):
         return {}, {}
@@ -84,5 +95,5 @@ def _configuration(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: value for name, value in said.items() if value is not None}, more
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony.store.anchors import FIELDS, Anchor, make_anchor, number_in
+from prony.store.anchors import FIELDS, Anchor, FoundValues, make_anchor, number_in
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.safe_files import READ_LIMIT
@@ -29,7 +30,7 @@ class ImportOptions:
             if name.partition(":")[0] not in FIELDS:
                 raise unknown("field of an anchor", name, FIELDS)
 
-    def anchor(self, form: str, found: dict[str, Any], more: dict[str, Any] | None = None) -> Anchor:
+    def anchor(self, form: str, found: FoundValues, more: Mapping[str, object] | None = None) -> Anchor:
         """An anchor of what the file says; what the person says fills what it leaves out, and wins over it."""
         return make_anchor(self.source, form, {**found, **self.fixed}, more)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from prony.analysis.summary import headline, no_doubts
 from prony.cli.tables import results_table, worst_check
-from prony.report.page import _checked
+from prony.report.page import Badge, badge_of
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import new_record
 
@@ -43,8 +43,8 @@ def test_a_table_and_the_report_say_it_too() -> None:
     with console.capture() as shown:
         console.print(results_table([record("pass", "unknown")], 160))
     assert "no doubts (1 thing could not be checked)" in " ".join(shown.get().split())
-    found = _checked(headline(record("pass", "unknown")))
-    assert found == {"worst": "pass", "badge": "no doubts", "worst_checks": "1 thing could not be checked"}
+    found = badge_of(headline(record("pass", "unknown")))
+    assert found == Badge("pass", "no doubts", "1 thing could not be checked")
 
 
 def test_where_they_cannot_be_counted() -> None:

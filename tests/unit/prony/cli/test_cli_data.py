@@ -15,10 +15,11 @@ from typer.testing import CliRunner, Result
 
 from prony.cli import data as verb
 from prony.cli import progress
-from prony.cli.data import estimate_lines
+from prony.cli.data import DataSetEstimate, estimate_lines
 from prony.cli.main import make_app
 from prony.cli.progress import make_bar
 from prony.engine.progress import roughly
+from prony_node.contract.typed import decode
 
 SPLIT = {
     "samples": 20000, "classes": 1000, "vocabulary": None, "sequence": None, "files": 20000, "bytes": 2_300_000_000,
@@ -164,7 +165,9 @@ def test_what_differs_is_named_with_1(asked: Asked) -> None:
 
 
 def test_an_estimate_says_what_is_there_and_what_is_not_known() -> None:
-    text = "\n".join(estimate_lines(ESTIMATE | {"there": 5000, "left_s": None, "processes": 1}))
+    text = "\n".join(
+        estimate_lines(decode(DataSetEstimate, ESTIMATE | {"there": 5000, "left_s": None, "processes": 1}))
+    )
     assert "20,000 samples of imagenet to train and 1,000 to test, as files; 5,000 of 21,000 are there" in text
     assert "a time that could not be estimated with one process" in text
     assert (roughly(0.2), roughly(26.3), roughly(185)) == ("1 s", "26 s", "3 min 05 s")

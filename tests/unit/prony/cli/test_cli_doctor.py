@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from prony.cli.doctor import show
+from prony.cli.doctor import DoctorDocument, show
+from prony_node.contract.typed import decode
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; "
 ASK = "import json; from prony_node.run.doctor import doctor; print(json.dumps(doctor()))"
@@ -31,7 +32,7 @@ def document() -> dict[str, Any]:
 
 def shown(document: dict[str, Any], width: int = 100) -> str:
     out = io.StringIO()
-    show(document, Console(file=out, width=width))
+    show(decode(DoctorDocument, document), Console(file=out, width=width))
     return out.getvalue()
 
 

@@ -11,13 +11,13 @@ import pytest
 from documents import of_documents
 from typer.testing import CliRunner, Result
 
-import prony.cli.study_output
 import prony.engine.history
 import prony.engine.possible
+import prony.engine.published
 import prony.report.published_plots
 from prony.cli.figures import file_names
 from prony.cli.main import make_app
-from prony.cli.study_output import published_of_records
+from prony.engine.published import published_of_records
 from prony.report.build import report_text
 from prony.study.study_file import load_study
 from prony_node.contract import files
@@ -45,7 +45,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": "here", "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.engine.history, prony.engine.possible, prony.cli.study_output):
+    for module in (prony.engine.history, prony.engine.possible, prony.engine.published):
         monkeypatch.setattr(module, "ask_node", lambda what, *_, **__: answers[what])
 
 

@@ -12,6 +12,7 @@ from prony.engine.progress import silent
 from prony.study.request import make_plan, parse_trial
 from prony.study.study import make_grid
 from prony_node.contract import Plan, RequestError, Stop
+from prony_node.contract.typed import encode
 from prony_node.workloads import WORKLOADS, workload_of
 from prony_node.workloads.model_file_config import to_document
 
@@ -50,7 +51,7 @@ def test_what_it_states_makes_trials_and_plans(answer: dict[str, Any], tmp_path:
     trial = parse_trial(found.workload, ["sequence=16"])
     assert (trial.workload, trial.settings) == ("mine@01234567", {"sequence": 16})
     assert len(make_grid(found.workload, ["sequence=16,32", "batch_size=1,2"])) == 4
-    plan = make_plan(trial, Stop(), (), file=found.plan)
+    plan = make_plan(trial, Stop(), (), file=encode(found.plan))
     assert plan.run_id.startswith("mine-01234567-")
     assert Plan.from_json(plan.to_json()) == plan
     assert workload_of(plan) == found.workload

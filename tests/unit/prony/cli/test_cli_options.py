@@ -62,7 +62,7 @@ def test_a_function_without_groups_is_left_alone() -> None:
 
 def test_the_time_limit_of_jobs_is_parsed() -> None:
     assert JobOptions(job_time="2h", block=3).parse().time_s == 7200.0
-    with pytest.raises(RequestError, match="--time soon is not possible"):
+    with pytest.raises(RequestError, match="time soon is not possible"):
         JobOptions(job_time="soon").parse()
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
-from prony.cli.present import ShownRun, exit_code
+from prony.cli.present import exit_code
 from prony.cli.progress import LiveDisplay, PlainDisplay, describe, make_display
 from prony.cli.tables import print_repeats
+from prony.sites.collect import ProgressLine
 from prony.study.request import make_plan, parse_trial
 from prony_node.contract import files, read_record
 from prony_node.contract.record import Check, Record, new_record, parse_record
@@ -156,17 +157,17 @@ def wait_for(root: Path, phase: str) -> None:
     raise AssertionError(f"no run came to {phase}")
 
 
-LINE: dict[str, Any] = {
-    "phase": "measure", "steps": 50, "rate": 12650.4, "unit": "images/s", "half_width": 0.018,
-    "window_s": 3.94, "target": 0.01, "elapsed_s": 4.2, "left_s": 7.6,
-}  # fmt: skip
+LINE = ProgressLine(
+    "measure", steps=50, rate=12650.4, unit="images/s", half_width=0.018, window_s=3.94, target=0.01, elapsed_s=4.2,
+    left_s=7.6,
+)  # fmt: skip
 
 
 def test_progress_says_phase_rate_interval_and_time_left() -> None:
     assert describe(LINE) == "measuring, 12,650 images/s ± 1.8 %, 3.9 s (target 1 %), 4 s, about 8 s left"
-    assert "± 110 %, 3.9 s (target 1 %)" in describe({**LINE, "half_width": 1.1})
-    assert describe({"phase": "cold_start", "steps": 3, "rate": None}) == "cold start, 3 steps"
-    assert describe({"phase": "build", "note": "compiling"}) == "building, compiling"
+    assert "± 110 %, 3.9 s (target 1 %)" in describe(replace(LINE, half_width=1.1))
+    assert describe(ProgressLine("cold_start", steps=3)) == "cold start, 3 steps"
+    assert describe(ProgressLine("build", note="compiling")) == "building, compiling"
 
 
 def test_plain_progress_is_a_few_lines_and_live_progress_is_for_terminals() -> None:
@@ -177,7 +178,6 @@ def test_plain_progress_is_a_few_lines_and_live_progress_is_for_terminals() -> N
     display.begin("gpt-tiny")
     for _ in range(100):
         display.update(LINE)
-        display.update(None)
     display.end()
     assert len(out.getvalue().splitlines()) == 2
     assert isinstance(make_display(Console(file=out, force_terminal=True)), LiveDisplay)
@@ -197,14 +197,15 @@ def test_the_live_line_shows_brackets_as_they_are() -> None:
 
 def record_with(status: str, kind: str | None = None, rate: float | None = None) -> dict[str, Any]:
     failure = None if kind is None else {"kind": kind, "message": kind}
-    metrics = {} if rate is None else {"throughput": {"value": rate, "low": None, "high": None, "unit": "images/s"}}
+    rated = {"value": rate, "low": None, "high": None, "unit": "images/s", "scope": "all devices", "source": "counted"}
+    metrics = {} if rate is None else {"throughput": rated}
     trial = {"workload": "gpt-tiny", "settings": {}}
     return {"status": status, "failure": failure, "metrics": metrics, "trial": trial}
 
 
-def typed(status: str, kind: str | None = None) -> Record:
+def typed(status: str, kind: str | None = None, rate: float | None = None) -> Record:
     plan = make_plan(parse_trial("gpt-tiny", []), Stop(), ())
-    return parse_record({**new_record(plan, status=status, started="", ended=""), **record_with(status, kind)})
+    return parse_record({**new_record(plan, status=status, started="", ended=""), **record_with(status, kind, rate)})
 
 
 def test_exit_codes() -> None:
@@ -222,9 +223,9 @@ def test_exit_codes() -> None:
 
 def test_one_run_has_no_interval_between_runs() -> None:
     out = io.StringIO()
-    print_repeats(Console(file=out, width=200), [ShownRun(Path("a"), record_with("ok", rate=5.0))])
+    print_repeats(Console(file=out, width=200), [typed("ok", rate=5.0)])
     assert out.getvalue() == ""
-    two = [ShownRun(Path("a"), record_with("ok", rate=rate)) for rate in (5.0, 5.2)]
+    two = [typed("ok", rate=rate) for rate in (5.0, 5.2)]
     print_repeats(Console(file=out, width=200), two)
     assert "between runs: 5.099 images/s, 95 % interval" in out.getvalue()
 

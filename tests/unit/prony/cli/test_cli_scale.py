@@ -11,8 +11,8 @@ import scaling_records
 from typer.testing import CliRunner
 
 import prony.api
-import prony.engine.execute
 import prony.engine.history
+import prony.engine.local
 import prony.engine.possible
 from prony.cli.main import make_app
 from prony.engine.runs import RunOutcome, TrialRun
@@ -51,7 +51,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    monkeypatch.setattr(prony.engine.execute, "run_one", found.run)
+    monkeypatch.setattr(prony.engine.local, "run_one", found.run)
     answers = {
         "devices": {"kind": "cuda", "devices": ["an H200"] * 8},
         "fingerprint": {"machine": "m", "software": "s"},

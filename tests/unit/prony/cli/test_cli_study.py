@@ -18,11 +18,13 @@ from typer.testing import CliRunner
 from prony.cli.main import main, make_app
 from prony.cli.present import where_lines
 from prony.cli.progress import LiveView, PlainView, make_view
-from prony.cli.study_output import forecast_lines, make_forecast, make_status
+from prony.cli.study_output import forecast_lines
 from prony.engine.execute import execute
+from prony.engine.forecast import make_forecast, make_status
 from prony.engine.options import Options
-from prony.engine.progress import StudyProgress
+from prony.engine.progress import StudyProgress, silent
 from prony.engine.runs import RunOutcome, StudyOutcome
+from prony.sites.collect import ProgressLine
 from prony.sites.local import LocalRun
 from prony.sites.locks import hold_devices, lock_folder
 from prony.sites.site import Site
@@ -72,9 +74,9 @@ def test_out_of_memory_is_a_result_and_prunes_larger_batches(root: Path, monkeyp
     made = sorted(root.glob("gpt-tiny-*"))
     again, _ = carry(root)
     assert (batches(again), sorted(root.glob("gpt-tiny-*"))) == (expected, made)
-    status = make_status(parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload), root)
+    status = make_status(parse_study(STUDY, "small.yaml", StudyFileOptions(None), find_workload), root, silent)
     assert status.tally.line() == "4 of 6 done, 1 of them failed, 2 pruned, 0 left"
-    lines = forecast_lines(make_forecast(status.study, root))
+    lines = forecast_lines(make_forecast(status.study, root, silent))
     assert "2 of the runs will be left out: a smaller batch ran out of memory" in lines
     assert "nothing is left to run" in lines
 
@@ -130,13 +132,13 @@ def test_one_trial_is_counted_as_one(root: Path) -> None:
     study = parse_study(
         "workloads: gpt-tiny\nsettings: {batch_size: 4}\n", "s.yaml", StudyFileOptions(None), find_workload
     )
-    assert "1 trial, 1 run" in forecast_lines(make_forecast(study, root))
+    assert "1 trial, 1 run" in forecast_lines(make_forecast(study, root, silent))
 
 
 def test_a_model_that_this_host_cannot_hold_is_left_out(root: Path) -> None:
     text = "workloads: [gpt-175b, gpt-tiny]\nsettings: {device: cpu, size: [full, tiny], batch_size: 1}\n"
     study = parse_study(text, "s.yaml", StudyFileOptions(None), find_workload)
-    (why,) = make_forecast(study, root).impossible.values()
+    (why,) = make_forecast(study, root, silent).impossible.values()
     assert why.startswith("gpt-175b needs 1,")
     assert "and this host has" in why
 
@@ -148,7 +150,7 @@ def test_what_this_machine_cannot_do_is_left_out(root: Path) -> None:
     assert "skipped: not possible on this machine (2 of the trials): precision=tf32 is a mode of CUDA's" in said
     assumed = "assumptions: [{what: fp32, source: not stated}]\n"
     study = parse_study(f"{text}  #\n{assumed}", "s.yaml", StudyFileOptions(None), find_workload)
-    lines = forecast_lines(make_forecast(study, root))
+    lines = forecast_lines(make_forecast(study, root, silent))
     assert "2 of the runs are finished here and will be skipped" in lines
     assert "nothing is left to run" in lines
     assert lines[-2:] == ["Not stated by the publication, and assumed:", "- fp32 (not stated)"]
@@ -168,11 +170,11 @@ def test_a_study_of_a_site_is_judged_by_the_site(root: Path, monkeypatch: pytest
         write_manifest(path.parent, SUPERVISOR)
     (root.parent / "runs of the site" / "index.sqlite").unlink()
     study = parse_study(f"{text}site: there\n", "s.yaml", StudyFileOptions(None), find_workload)
-    forecast = make_forecast(study, root)
+    forecast = make_forecast(study, root, silent)
     assert (forecast.impossible, len(forecast.turns), forecast.finished) == ({}, 6, 3)
     assert "3 of the runs are finished there and will be skipped" in forecast_lines(forecast)
-    assert (make_status(study, root).tally.done, make_status(study, root).tally.left) == (3, 3)
-    assert make_status(study, root.parent / "elsewhere").tally.done == 0, "a place that a person names counts"
+    assert (make_status(study, root, silent).tally.done, make_status(study, root, silent).tally.left) == (3, 3)
+    assert make_status(study, root.parent / "elsewhere", silent).tally.done == 0, "a place that a person names counts"
 
 
 def test_what_a_job_had_finished_before_it_ended_is_told_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,9 @@ def test_what_never_starts(root: Path) -> None:
     with pytest.raises(RequestError, match=r"no meaning with mode=infer.*\(2 trials are refused\)"):
         carry(root, wrong)
     assert not root.exists()
-    lines = forecast_lines(make_forecast(parse_study(wrong, "w.yaml", StudyFileOptions(None), find_workload), root))
+    lines = forecast_lines(
+        make_forecast(parse_study(wrong, "w.yaml", StudyFileOptions(None), find_workload), root, silent)
+    )
     assert sum(line.startswith("refused: gpt-tiny mode=infer") for line in lines) == 2
     with pytest.raises(RequestError, match="small has no trial: what it excludes is everything"):
         carry(root, f"{STUDY}exclude: batch_size > 0\n")
@@ -233,7 +237,9 @@ def test_what_never_starts(root: Path) -> None:
 
 def test_a_plan_says_once_what_all_trials_have_in_common(root: Path) -> None:
     text = STUDY.replace("1..32}", "1..2, fused: off, seed: {values: 3, when: batch_size > 1}}")
-    lines = forecast_lines(make_forecast(parse_study(text, "w.yaml", StudyFileOptions(None), find_workload), root))
+    lines = forecast_lines(
+        make_forecast(parse_study(text, "w.yaml", StudyFileOptions(None), find_workload), root, silent)
+    )
     assert lines[2:5] == [
         "  all with device=cpu fused=off",
         "  gpt-tiny batch_size=1",
@@ -298,7 +304,7 @@ def test_the_live_view_shows_where_it_stands() -> None:
     tally.learn(trial, parse_record(failed | {"failure": {"kind": "hung", "message": ""}}))
     tally.expect(RunEstimate("the same trial", 60.0), -1)
     view.begin("[2/10] gpt-tiny seed=2")
-    view.update({"phase": "measure"})
+    view.update(ProgressLine("measure"))
     view.show(tally)
     view.close()
     shown = screen.getvalue()

@@ -11,20 +11,15 @@ import pytest
 from documents import of_documents
 from typer.testing import CliRunner
 
-import prony.cli.study_output
 import prony.engine.history
 import prony.engine.possible
+import prony.engine.published
 from prony.analysis.claims import Judged
 from prony.analysis.published_tables import NOT_RUN
 from prony.cli.main import make_app
-from prony.cli.study_output import (
-    ELSEWHERE,
-    NO_TABLE,
-    OfRecords,
-    Shown,
-    published_of_records,
-    show_study,
-)
+from prony.cli.study_output import NO_TABLE, shown_document, shown_lines
+from prony.engine.progress import silent
+from prony.engine.published import ELSEWHERE, PublishedOfRecords, ShownStudy, published_of_records, show_study
 from prony.report.build import report_text
 from prony.study.study import Study
 from prony.study.study_file import load_study
@@ -46,7 +41,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": HERE, "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.engine.history, prony.engine.possible, prony.cli.study_output):
+    for module in (prony.engine.history, prony.engine.possible, prony.engine.published):
         monkeypatch.setattr(module, "ask_node", lambda what, *_, **__: answers[what])
 
 
@@ -88,7 +83,7 @@ def trial_of(study: Study, devices: int, batch: int) -> Trial:
 
 
 def whys(root: Path, study: Study) -> dict[tuple[str, str], str | None]:
-    (table,) = [one for one in show_study(study, root).tables if one.spec.title == RATES]
+    (table,) = [one for one in show_study(study, root, silent).tables if one.spec.title == RATES]
     return {(row.key[0], name): ours.why for row in table.rows for name, ours in row.ours.items()}
 
 
@@ -105,9 +100,9 @@ def test_what_this_machine_lacks_and_what_is_still_to_be_run_is_told_apart(
 def test_the_tables_are_of_one_machine_that_of_the_newest_run(tmp_path: Path, study: Study, write: Write) -> None:
     write(trial_of(study, 1, 256), 4000.0, HERE)
     write(trial_of(study, 1, 64), 3000.0, THERE, started="2026-11-15T11:00:00+00:00")
-    shown = show_study(study, tmp_path)
+    shown = show_study(study, tmp_path, silent)
     assert shown.left_out == 1
-    assert any("1 runs of other machines are left out" in line for line in shown.lines())
+    assert any("1 runs of other machines are left out" in line for line in shown_lines(shown))
     found = whys(tmp_path, study)
     assert found["64", "ours, devices=1"] is None
     # Nothing is known here of what that machine can do.
@@ -164,7 +159,7 @@ def test_the_command_prints_tables_or_json_and_refuses_a_study_without(
 GENERATIONS = "In ResNet-50 newer generations are faster"
 
 
-def claim_of(shown: Shown, says: str) -> Judged:
+def claim_of(shown: ShownStudy, says: str) -> Judged:
     (found,) = [one for one in shown.claims if one.claim.says.startswith(says)]
     return found
 
@@ -173,23 +168,23 @@ def test_a_claim_that_names_devices_takes_runs_of_every_machine(tmp_path: Path, 
     trial = trial_of(study, 1, 256)
     write(trial, 5000.0, HERE, device="NVIDIA GH200 120GB")
     write(trial, 4000.0, THERE, device="NVIDIA H100 80GB HBM3")
-    assert claim_of(show_study(study, tmp_path), GENERATIONS).missing == ("needs runs on 1 x A100",)
+    assert claim_of(show_study(study, tmp_path, silent), GENERATIONS).missing == ("needs runs on 1 x A100",)
     write(trial, 2000.0, "elsewhere", device="NVIDIA A100-SXM4-40GB")
-    shown = show_study(study, tmp_path)
+    shown = show_study(study, tmp_path, silent)
     judged = claim_of(shown, GENERATIONS)
     assert judged.verdict == "holds here"
     assert [one.value for one in judged.values] == pytest.approx([1.25, 2.0])
-    text = "\n".join(shown.lines())
+    text = "\n".join(shown_lines(shown))
     assert "Holds here:\n\n- In ResNet-50 newer generations are faster" in text
     assert "Holds here (above 1): ours 1.25 (95 % CI " in text
     assert text.index("What the publication concludes") < text.index("Stated by the publication")
-    (entry,) = [one for one in shown.to_json()["claims"] if one["says"].startswith(GENERATIONS)]
+    (entry,) = [one for one in shown_document(shown).claims if one["says"].startswith(GENERATIONS)]
     assert (entry["verdict"], entry["values"][1]["value"]) == ("holds here", pytest.approx(2.0))
 
 
 def test_one_part_has_its_own_claims_alone(tmp_path: Path) -> None:
     of_part = load_study("caraml", "quick", (), find_workload, ("gpt",))
-    claims = show_study(of_part, tmp_path).claims
+    claims = show_study(of_part, tmp_path, silent).claims
     assert {cell.workload for one in claims for cell in one.claim.cells.values()} == {"gpt-800m"}
 
 
@@ -213,4 +208,4 @@ def test_a_report_takes_the_tables_that_its_runs_fill(study: Study, write: Write
     titles = [table.spec.title for table in published_of_records([record]).tables]
     assert RATES in titles
     assert not any(title.startswith("GPT") for title in titles)
-    assert published_of_records([{**record, "study": {"name": "mine"}}]) == OfRecords([], [], [])
+    assert published_of_records([{**record, "study": {"name": "mine"}}]) == PublishedOfRecords([], [], [])

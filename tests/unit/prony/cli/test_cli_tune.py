@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from prony.cli.tune import tune as tune_verb
-from prony.engine.search import FIRST_REPEAT, TuningOutcome
+from prony.engine.search import FIRST_REPEAT
 from prony.sites.locks import hold_devices
 from prony.study.request import parse_trial
 from prony_node.contract.errors import RequestError
@@ -110,7 +110,7 @@ def test_two_searches_at_once_make_no_run_under_one_number(tmp_path: Path) -> No
         ([], {"goal": "speed"}, "goal"),
         ([], {"goal": "time-to-quality"}, "until="),
         ([], {"within": ["memory<40"]}, "memory<40GiB"),
-        ([], {"budget": "soon"}, "--budget"),
+        ([], {"budget": "soon"}, "budget soon"),
         (["batch_size=auto"], {}, "largest that fits"),
         (["batch_sise=2..8"], {}, "batch_size"),
     ],
@@ -138,7 +138,7 @@ def test_a_start_that_fails_ends_the_search_with_its_reason(tmp_path: Path, wish
 
 
 def test_a_device_in_use_is_refused_unless_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prony.engine.search._search", lambda tuning, _: TuningOutcome(tuning))  # in place of the runs
+    monkeypatch.setattr("prony.engine.search._Tuning.make", lambda self: self._outcome())  # in place of the runs
     asked: dict[str, Any] = {"goal": "throughput", "within": [], "budget": "1m", "out": tmp_path}
     with hold_devices({"cpu"}, "another study"):
         with pytest.raises(RequestError, match=r"cpu is in use by process \d+ \(another study\).*add --share"):

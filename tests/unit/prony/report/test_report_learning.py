@@ -58,7 +58,7 @@ def test_the_plot_has_a_line_a_run_and_a_dashed_target(get_record: GetRecord) ->
     assert 'stroke-dasharray="6,4"' in svg
     assert "training time, in s" in svg
     assert "samples trained on" in learning_svg(found, "samples", "two")
-    assert [key["text"] for key in learning_keys(found)] == ["0", "1", "2", "3"]
+    assert [key.text for key in learning_keys(found)] == ["0", "1", "2", "3"]
 
 
 def test_more_runs_than_colours_are_told_apart_by_their_signs(get_record: GetRecord) -> None:
@@ -66,7 +66,7 @@ def test_more_runs_than_colours_are_told_apart_by_their_signs(get_record: GetRec
     for seed, record in enumerate(records):
         record["id"], record["trial"]["effective"]["seed"] = f"r{seed}", seed
     (found,) = curves(records)
-    keys = {(key["sign"], key["colour"]) for key in learning_keys(found)}
+    keys = {(key.sign, key.colour) for key in learning_keys(found)}
     assert len(keys) == 20
     assert found.colour_values == [str(seed) for seed in range(20)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 from prony.sites.job import JobOutcome
 from prony.sites.kubernetes_answers import (
     IMAGE_PATIENCE_S,
-    event_facts,
+    ContainerState,
+    KubernetesEvent,
+    KubernetesJob,
+    Pod,
     failure_of,
-    job_facts,
-    pod_facts,
+    read_event,
+    read_job,
+    read_pod,
     status_of,
 )
 from prony.sites.protocol import Status
@@ -23,25 +28,25 @@ MADE = "2026-01-01T00:00:00Z"
 NOW_S = 1767225600.0 + 60.0  # a minute later
 
 
-def pod(phase: str = "Pending", state: dict[str, Any] | None = None, **status: object) -> dict[str, Any]:
+def pod(phase: str = "Pending", state: dict[str, Any] | None = None, **status: object) -> Pod:
     containers = [{"state": state}] if state is not None else []
     metadata = {"name": "job-x", "labels": {"prony-job": "job"}, "creationTimestamp": MADE}
     document = {"metadata": metadata, "spec": {"nodeName": "n7"}}
-    return pod_facts({**document, "status": {"phase": phase, "containerStatuses": containers, **status}})
+    return read_pod({**document, "status": {"phase": phase, "containerStatuses": containers, **status}})
 
 
-def ended(code: int, reason: str = "Error", **status: object) -> dict[str, Any]:
+def ended(code: int, reason: str = "Error", **status: object) -> Pod:
     return pod("Failed", {"terminated": {"exitCode": code, "reason": reason, "finishedAt": MADE}}, **status)
 
 
-def job(*conditions: dict[str, str], suspend: bool = False) -> dict[str, Any]:
-    return job_facts(
+def job(*conditions: dict[str, str], suspend: bool = False) -> KubernetesJob:
+    return read_job(
         {"metadata": {"name": "job"}, "spec": {"suspend": suspend}, "status": {"conditions": list(conditions)}}
     )
 
 
-def event(name: str, reason: str, message: str) -> dict[str, Any]:
-    return event_facts({"involvedObject": {"name": name}, "reason": reason, "message": message, "lastTimestamp": MADE})
+def event(name: str, reason: str, message: str) -> KubernetesEvent:
+    return read_event({"involvedObject": {"name": name}, "reason": reason, "message": message, "lastTimestamp": MADE})
 
 
 CREATING = {"waiting": {"reason": "ContainerCreating"}}
@@ -123,7 +128,7 @@ def test_an_image_that_never_comes_ends_the_job_after_a_while() -> None:
 
 def test_a_pod_that_ended_while_it_was_deleted_is_not_to_blame() -> None:
     document = {"metadata": {"name": "job-x", "deletionTimestamp": MADE}, "status": {"phase": "Failed"}}
-    found = status_of(job(), [pod_facts(document)], [], 1, NOW_S)
+    found = status_of(job(), [read_pod(document)], [], 1, NOW_S)
     assert found is not None
     assert (found.phase, found.state) == ("ended", "GONE")
 
@@ -142,8 +147,7 @@ def test_old_news_of_pods_do_not_say_how_a_job_ended() -> None:
 
 
 def test_of_several_pods_the_first_that_failed_is_the_cause() -> None:
-    later = ended(143)
-    later["ended"]["finishedAt"] = "2026-01-01T00:00:09Z"
+    later = replace(ended(143), ended=ContainerState("Error", None, "143", "2026-01-01T00:00:09Z"))
     status = status_of(None, [later, ended(137, "OOMKilled")], [], 2, NOW_S)
     assert status is not None
     assert status.state == "OUT_OF_MEMORY"

@@ -16,7 +16,7 @@ from kubernetes_mock import Mock, mock_server
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.sites.kubernetes_answers import nodes_of
+from prony.sites.kubernetes_answers import nodes_of, read_node
 
 A100 = {"kubernetes.io/arch": "amd64", "accelerator": "a100"}
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -44,7 +44,7 @@ def test_nodes_that_could_take_a_job_are_screened_and_no_others() -> None:
         {},
     ]
     partition = make_site().partitions["a100"]
-    assert nodes_of(nodes, partition) == ["good", "preferred-not", "tolerated"]
+    assert nodes_of([read_node(one) for one in nodes], partition) == ["good", "preferred-not", "tolerated"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_nodes_that_could_take_a_job_are_screened_and_no_others() -> None:
 def test_a_toleration_is_read_as_the_scheduler_reads_it(toleration: str, tolerated: bool) -> None:
     text = f"kind: kubernetes\npartitions: {{gpu: {{tolerations: [{toleration}]}}}}\n"
     partition = make_site(text).partitions["gpu"]
-    assert nodes_of([node("n", taints=[GPU_TAINT])], partition) == (["n"] if tolerated else [])
+    assert nodes_of([read_node(node("n", taints=[GPU_TAINT]))], partition) == (["n"] if tolerated else [])
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,12 +14,13 @@ from processes import need_proc
 from prony.engine.execute import execute
 from prony.engine.options import Options
 from prony.engine.progress import Event, Note, silent
-from prony.engine.search import Tuning
+from prony.engine.search import TuningStudy, search_settings
 from prony.sites import locks
 from prony.sites.collect import wait_for_left
 from prony.sites.locks import claimed
 from prony.sites.site import Site
 from prony.study.request import make_plan
+from prony.study.search_space import find_goal
 from prony.study.study_file import StudyFileOptions, parse_study
 from prony_node.contract import RequestError, files
 from prony_node.contract.machine import identify
@@ -116,11 +116,11 @@ def test_a_search_whose_runs_are_all_claimed_ends_and_says_by_whom(tmp_path: Pat
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
-    fields: dict[str, Any] = {"fixed": {}, "goal": None, "limits": [], "budget_s": 60.0, "report": silent}
-    tuning = Tuning("gpt-tiny", find_workload("gpt-tiny"), root=tmp_path, **fields)
+    workload = find_workload("gpt-tiny")
+    study = TuningStudy("gpt-tiny", workload, {}, {}, find_goal("throughput"), (), 60.0)
     try:
         with pytest.raises(RequestError, match=f"cannot be run in .*: process {process.pid} of .* claims its runs"):
-            tuning.make(Trial("gpt-tiny", {}), 1.0)
+            search_settings(study, Options(tmp_path, share=True), silent)
     finally:
         process.kill()
         process.communicate()

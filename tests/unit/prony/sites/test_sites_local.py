@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from prony.sites.collect import ProgressTail, collect, collect_all, is_being_made, wait_for_left
+from prony.sites.collect import ProgressLine, ProgressTail, collect, collect_all, is_being_made, wait_for_left
 from prony.sites.local import LocalRun
 from prony.sites.node import ask_node, node_environment, node_python, supervisor_argv, write_node, write_node_zip
 from prony_node.contract import RECORD_SCHEMA, Plan, RequestError, Trial, files, read_record
 from prony_node.contract.machine import identify
+from prony_node.contract.record import parse_record
 from prony_node.contract.run_folder import SUPERVISOR, has_manifest, write_manifest
+from prony_node.contract.typed import encode
 
 ROOT = Path(__file__).parents[4]
 PLAN = Plan(run_id="gpt-tiny-1", trial=Trial("gpt-tiny", {"steps": 3}))
@@ -60,10 +62,10 @@ def test_the_zip_holds_the_node_program_and_nothing_of_the_controller(tmp_path: 
 def test_a_run_is_followed_to_its_record(tmp_path: Path, stand_in: pytest.MonkeyPatch) -> None:
     run = LocalRun(PLAN, tmp_path)
     run.start()
-    phases = [line["phase"] for line in run.follow() if line is not None]
+    phases = [line.phase for line in run.follow() if line is not None]
     assert phases == ["build", "cold_start", "measure", "teardown"]
     record = run.collect()
-    assert (record["status"], record["id"]) == ("ok", PLAN.run_id)
+    assert (record.status, record.id) == ("ok", PLAN.run_id)
     assert [path.name for path in tmp_path.iterdir()] == [PLAN.run_id]
 
 
@@ -72,9 +74,9 @@ def test_an_interrupted_run_says_so(tmp_path: Path, stand_in: pytest.MonkeyPatch
     run = LocalRun(PLAN, tmp_path)
     run.start()
     for line in run.follow():
-        if line and line["phase"] == "measure":
+        if line and line.phase == "measure":
             run.interrupt()
-    assert run.collect()["status"] == "interrupted"
+    assert run.collect().status == "interrupted"
 
 
 def test_a_killed_run_is_recorded_at_collection(tmp_path: Path, stand_in: pytest.MonkeyPatch) -> None:
@@ -82,10 +84,11 @@ def test_a_killed_run_is_recorded_at_collection(tmp_path: Path, stand_in: pytest
     run = LocalRun(PLAN, tmp_path)
     run.start()
     for line in run.follow():
-        if line and line["phase"] == "measure":
+        if line and line.phase == "measure":
             run.kill()
     record = run.collect()
-    assert (record["status"], record["failure"]["kind"]) == ("interrupted", "interrupted")
+    assert record.failure is not None
+    assert (record.status, record.failure.kind) == ("interrupted", "interrupted")
 
 
 def test_a_python_that_is_not_there_is_refused_and_leaves_nothing(tmp_path: Path, stand_in: pytest.MonkeyPatch) -> None:
@@ -102,9 +105,9 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     assert tail.read() == []
     with (tmp_path / files.PROGRESS).open("w") as file:
         for text, expected in (
-            ('{"phase": "build"}\n{"pha', [{"phase": "build"}]),
+            ('{"phase": "build"}\n{"pha', [ProgressLine("build")]),
             ('se": "measure"', []),
-            ("}\nnot json\n[1]\n", [{"phase": "measure"}]),
+            ("}\nnot json\n[1]\n", [ProgressLine("measure")]),
         ):
             file.write(text)
             file.flush()
@@ -134,7 +137,7 @@ def test_a_lost_run_becomes_one_record_with_what_was_known(tmp_path: Path) -> No
     assert record["fingerprint"]["machine"] == "m"
     before = (folder / files.RECORD).read_bytes()
     assert collect_all(tmp_path) == []
-    assert collect(folder) == record
+    assert collect(folder) == parse_record(record)
     assert (folder / files.RECORD).read_bytes() == before
 
 
@@ -159,9 +162,9 @@ def test_a_whole_result_is_not_lost_with_its_supervisor(tmp_path: Path) -> None:
     folder = left_folder(tmp_path, GONE, result={"status": "ok", "metrics": {"throughput": metric}})
     record = collect(folder)
     assert record is not None
-    assert record["status"] == "ok"
-    assert [(check["name"], check["level"]) for check in record["checks"]] == [("supervisor", "warn")]
-    assert "completed at collection" in record["checks"][0]["message"]
+    assert record.status == "ok"
+    assert [(check.name, check.level) for check in record.checks] == [("supervisor", "warn")]
+    assert "completed at collection" in record.checks[0].message
 
 
 def test_a_ranks_own_failure_outlives_its_supervisor(tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_ranks_own_failure_outlives_its_supervisor(tmp_path: Path) -> None:
     folder = left_folder(tmp_path, GONE, result={"status": "failed", "failure": failure})
     record = collect(folder)
     assert record is not None
-    assert record["failure"] == failure
+    assert encode(record.failure) == failure
 
 
 def test_a_living_or_distant_supervisor_is_left_alone(tmp_path: Path) -> None:
@@ -184,7 +187,8 @@ def test_a_controller_that_died_before_the_supervisor_took_over_is_collected(tmp
     folder = left_folder(tmp_path, GONE | {"role": "controller"})
     record = collect(folder)
     assert record is not None
-    assert "no supervisor took over" in record["failure"]["message"]
+    assert record.failure is not None
+    assert "no supervisor took over" in record.failure.message
 
 
 def test_a_holder_with_a_number_that_no_process_has_is_gone(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from prony.study.study import (
 )
 from prony.study.study_file import StudyFileOptions, parse_study
 from prony_node.contract.errors import RequestError
+from prony_node.contract.record import OUT_OF_MEMORY
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads import find_workload
 
@@ -81,10 +82,9 @@ def test_ranges_of_a_sweep() -> None:
 
 def test_out_of_memory_prunes_its_series_alone() -> None:
     memory = OutOfMemoryPruner()
-    ran_out = {"failure": {"kind": "out-of-memory"}}
-    memory.learn(Trial("gpt-tiny", {"batch_size": 64, "precision": "fp32"}), ran_out)
-    memory.learn(Trial("gpt-tiny", {"precision": "bf16"}), ran_out)
-    memory.learn(Trial("gpt-tiny", {"batch_size": 2, "precision": "bf16"}), {"failure": {"kind": "killed"}})
+    memory.learn(Trial("gpt-tiny", {"batch_size": 64, "precision": "fp32"}), OUT_OF_MEMORY)
+    memory.learn(Trial("gpt-tiny", {"precision": "bf16"}), OUT_OF_MEMORY)
+    memory.learn(Trial("gpt-tiny", {"batch_size": 2, "precision": "bf16"}), "killed")
 
     def prunes(**settings: str | int) -> bool:
         return memory.prunes(Trial("gpt-tiny", settings)) is not None

@@ -128,7 +128,7 @@ def test_a_series_is_carried_out_as_a_study_of_the_same_trials_there_and_back() 
     assert [turn.planned.trial.hash for turn in turns] == [*once, *reversed(once)]
     assert {turn.planned.part.stop.tolerance for turn in turns} == {0.05}
     assert (study.site, {turn.planned.part.name for turn in turns}) == ("mine", {WEAK, STRONG})
-    with pytest.raises(RequestError, match="--repeats 0 is not possible"):
+    with pytest.raises(RequestError, match="repeats 0 is not possible"):
         series.study(Stop(), 0, "mine")
 
 

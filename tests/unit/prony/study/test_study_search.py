@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from documents import record_of_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +25,26 @@ from prony.study.search import (
     SearchRun,
     confirmation,
     interim_analyses,
+    next_runs,
     next_side,
-    run_search,
 )
-from prony.study.search_space import GOALS, Candidate, Limit, PairRun, Result, Rules, Screening, Space, result_of
-from prony_node.contract.record import OUT_OF_MEMORY
+from prony.study.search_space import (
+    GOALS,
+    Candidate,
+    Goal,
+    Limit,
+    PairRun,
+    Result,
+    Rules,
+    Screening,
+    Space,
+    result_of,
+)
+from prony_node.contract.record import OUT_OF_MEMORY, Phase
 
 GIB = 2.0**30
 GOAL = GOALS["throughput"]
+OUT = record_of_parts({"status": "failed", "failure": {"kind": OUT_OF_MEMORY, "message": ""}})
 Law = Callable[[dict[str, Any]], tuple[float | None, float]]  # the rate, None out of memory; bytes
 
 
@@ -59,7 +72,7 @@ class LawfulMachine:
         made: list[SearchRun] = []
         for candidate in ask.candidates:
             made.append(self._make(candidate, ask.seconds, not made))
-            if made[-1].record["status"] != "ok":
+            if made[-1].record.status != "ok":
                 break
         return made
 
@@ -71,12 +84,24 @@ class LawfulMachine:
         rate, memory = self.law(candidate.settings)
         cost_s = 10.0 * fresh + 5.0 + seconds
         if rate is None:
-            return SearchRun({"status": "failed", "failure": {"kind": OUT_OF_MEMORY}, "metrics": {}}, cost_s, fresh)
+            return SearchRun(OUT, cost_s, fresh)
         rate *= math.exp(self.rng.gauss(0.0, self.spread))
         metrics = {"throughput": {"value": rate, "low": rate, "high": rate}, "peak_memory": {"value": memory}}
         phases = {"build": {"seconds": 5.0}, "steady": {"seconds": seconds}}
         checks = [{"name": "parameters", "level": "fail", "message": ""}] if self.fails(candidate.settings) else []
-        return SearchRun({"status": "ok", "metrics": metrics, "phases": phases, "checks": checks}, cost_s, fresh)
+        return SearchRun(record_of_parts({"metrics": metrics, "phases": phases, "checks": checks}), cost_s, fresh)
+
+
+def search_with(search: Search, machine: LawfulMachine, goal: Goal) -> SearchOutcome:
+    """The search, answered by a machine."""
+    asks = next_runs(search, goal)
+    try:
+        ask = next(asks)
+        while True:
+            ask = asks.send(machine.screen(ask) if isinstance(ask, Screening) else [machine.run(ask)])
+    except StopIteration as end:
+        found: SearchOutcome = end.value
+        return found
 
 
 def lawful(half: float, factors: dict[str, dict[Any, float]], sample_gib: float) -> Law:
@@ -107,7 +132,7 @@ def test_what_is_kept_ran_within_the_bounds_and_the_budget_holds(
     law: Law, start: Candidate, gib: float, budget_s: float
 ) -> None:
     search = Search(make(LISTS), start, limits=[Limit("memory", gib * GIB)], budget_s=budget_s)
-    found = run_search(search, LawfulMachine(law), GOAL)
+    found = search_with(search, LawfulMachine(law), GOAL)
     assert search.spent_s <= max(budget_s, 17.0) + 1e-9
     assert math.isclose(found.search_s + found.confirm_s, search.spent_s)
     if found.leader is None:
@@ -122,7 +147,7 @@ def test_what_is_kept_ran_within_the_bounds_and_the_budget_holds(
 def test_without_noise_it_ends_within_its_indifference_of_the_best(law: Law, start: Candidate) -> None:
     space = make(LISTS)
     search = Search(space, start, budget_s=1e5)
-    found = run_search(search, LawfulMachine(law), GOAL)
+    found = search_with(search, LawfulMachine(law), GOAL)
     best = max(law(one.settings)[0] or 0.0 for one in space.candidates)
     kept = law(found.chosen(start).settings)[0] or 0.0
     slack = 1.0 + search.rules.indifferent if law(start.settings)[0] else 1.1  # else nothing can be confirmed
@@ -134,7 +159,7 @@ def test_it_starts_from_the_defaults_and_walks_the_larger_sizes_in_one_process()
     space = make(LISTS)
     start = pick(space, batch_size=32, precision="bf16", compile="default")
     machine = LawfulMachine(lawful(30.0, {"compile": {"off": 0.5}, "precision": {"fp16": 0.8}}, 0.1))
-    found = run_search(Search(space, start, budget_s=600.0), machine, GOAL)
+    found = search_with(Search(space, start, budget_s=600.0), machine, GOAL)
     first, second, *_ = machine.asked
     assert isinstance(first, Screening)
     assert isinstance(second, Screening)
@@ -149,7 +174,7 @@ def test_it_starts_from_the_defaults_and_walks_the_larger_sizes_in_one_process()
 def test_smaller_sizes_are_measured_where_no_larger_one_is_left() -> None:
     falling: Law = lambda chosen: (1000.0 / chosen["batch_size"], GIB)  # noqa: E731
     space = make(SIZES)
-    found = run_search(Search(space, pick(space, batch_size=32), budget_s=900.0), LawfulMachine(falling), GOAL)
+    found = search_with(Search(space, pick(space, batch_size=32), budget_s=900.0), LawfulMachine(falling), GOAL)
     assert found.champion.settings == {"batch_size": 8}
 
 
@@ -189,10 +214,10 @@ def test_a_run_without_an_interval_drops_nothing_and_is_not_dropped() -> None:
 
 def test_a_rate_without_an_interval_is_read_as_such() -> None:
     space = make(SIZES)
-    record = {"status": "ok", "metrics": {"throughput": {"value": 62.4, "low": None, "high": None}}, "checks": []}
-    assert not result_of(record, space.candidates[0], GOAL, 10.0).has_interval
-    record["metrics"] = {"time_to_quality": {"value": 30.0}}
-    assert result_of(record, space.candidates[0], GOALS["time-to-quality"], 40.0).has_interval
+    rate = record_of_parts({"metrics": {"throughput": {"value": 62.4, "low": None, "high": None}}})
+    assert not result_of(rate, space.candidates[0], GOAL, 10.0).has_interval
+    quality = record_of_parts({"metrics": {"time_to_quality": {"value": 30.0}}})
+    assert result_of(quality, space.candidates[0], GOALS["time-to-quality"], 40.0).has_interval
 
 
 def test_the_defaults_are_not_kept_on_single_runs() -> None:
@@ -201,7 +226,7 @@ def test_the_defaults_are_not_kept_on_single_runs() -> None:
     space = make({"batch_size": [4, 8, 16]})
     search = Search(space, pick(space, batch_size=4), budget_s=100.0)
     machine = LawfulMachine(falling)
-    found = run_search(search, machine, GOAL)
+    found = search_with(search, machine, GOAL)
     assert found.decided(search.start)
     assert machine.asked[-1].why == "a repeat"
     assert [len(search.runs_of(one)) for one in space.candidates] == [2, 2, 1]
@@ -209,7 +234,7 @@ def test_the_defaults_are_not_kept_on_single_runs() -> None:
     first = iter([1.0, 1.0, 1.0, 0.3])  # the repeat of the start is another matter than its first run
     disturbed: Law = lambda chosen: (1000.0 / chosen["batch_size"] * next(first, 1.0), GIB)  # noqa: E731
     search = Search(space, pick(space, batch_size=4), budget_s=80.0)
-    assert not run_search(search, LawfulMachine(disturbed), GOAL).decided(search.start)
+    assert not search_with(search, LawfulMachine(disturbed), GOAL).decided(search.start)
 
 
 def test_a_wide_interval_that_overlaps_the_defaults_keeps_the_question_open() -> None:
@@ -226,7 +251,7 @@ def test_overlapping_intervals_give_no_advice_and_the_budget_is_spent() -> None:
     flat: Law = lambda _: (1000.0, GIB)  # noqa: E731
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=8), budget_s=400.0)
-    found = run_search(search, LawfulMachine(flat, spread=0.2), GOAL)
+    found = search_with(search, LawfulMachine(flat, spread=0.2), GOAL)
     assert not found.decided(search.start)
     assert search.budget_s - search.spent_s < 2 * 18.0 * 1.05, "less than one more pair is left"
     assert found.undecided or found.open
@@ -235,7 +260,7 @@ def test_overlapping_intervals_give_no_advice_and_the_budget_is_spent() -> None:
 def test_a_budget_too_small_for_four_pairs_gives_no_advice_on_a_rival() -> None:
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=8), budget_s=90.0)
-    found = run_search(search, LawfulMachine(lawful(20.0, {}, 0.1)), GOAL)
+    found = search_with(search, LawfulMachine(lawful(20.0, {}, 0.1)), GOAL)
     assert found.leader is not None
     assert found.leader.settings == {"batch_size": 64}
     assert not found.confirmed
@@ -246,7 +271,7 @@ def test_a_budget_too_small_for_four_pairs_gives_no_advice_on_a_rival() -> None:
 def test_what_the_budget_did_not_reach_is_told_and_leaves_it_undecided() -> None:
     space = make({"batch_size": [8], "compile": ["off", "default"], "fused": [False, True]})
     search = Search(space, pick(space, batch_size=8, compile="off", fused=False), budget_s=40.0)
-    found = run_search(search, LawfulMachine(lawful(1.0, {"compile": {"default": 0.5}}, 0.1)), GOAL)
+    found = search_with(search, LawfulMachine(lawful(1.0, {"compile": {"default": 0.5}}, 0.1)), GOAL)
     assert [one.settings["fused"] for one in found.left] == [True]
     assert not found.decided(search.start)
 
@@ -255,7 +280,7 @@ def test_a_run_with_a_failed_check_never_wins() -> None:
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=8), budget_s=900.0)
     machine = LawfulMachine(lawful(20.0, {}, 0.1), fails=lambda chosen: chosen["batch_size"] > 16)
-    found = run_search(search, machine, GOAL)
+    found = search_with(search, machine, GOAL)
     assert found.champion.settings == {"batch_size": 16}
     assert search.dropped(pick(space, batch_size=64)) == "failed check: parameters"
 
@@ -265,7 +290,7 @@ def test_a_check_that_fails_in_the_a_b_ends_it_without_a_verdict() -> None:
     search = Search(space, pick(space, batch_size=8), budget_s=900.0)
     machine = LawfulMachine(lawful(20.0, {}, 0.1))
     machine.fails = lambda _: any(isinstance(ask, PairRun) for ask in machine.asked)
-    found = run_search(search, machine, GOAL)
+    found = search_with(search, machine, GOAL)
     assert not found.confirmed
     assert not found.decided(search.start)
 
@@ -273,7 +298,7 @@ def test_a_check_that_fails_in_the_a_b_ends_it_without_a_verdict() -> None:
 def test_a_start_without_memory_is_no_baseline() -> None:
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=64), budget_s=900.0)
-    found = run_search(search, LawfulMachine(lawful(20.0, {}, 2.0)), GOAL)
+    found = search_with(search, LawfulMachine(lawful(20.0, {}, 2.0)), GOAL)
     assert (found.unusable, found.leader) == (OUT_OF_MEMORY, pick(space, batch_size=32))
     assert not found.decided(search.start)
 
@@ -286,7 +311,7 @@ def test_two_changes_that_gain_a_little_each_are_found_together(screenings: int,
     space = make({"batch_size": [8], **lists})
     start = pick(space, batch_size=8, precision="fp16", compile="off")
     search = Search(space, start, budget_s=3000.0, rules=Rules(most_screenings=screenings))
-    found = run_search(search, LawfulMachine(law), GOAL)
+    found = search_with(search, LawfulMachine(law), GOAL)
     assert found.champion.settings == {"batch_size": 8, "precision": "bf16", "compile": "default"}
     assert [one.verdict for one in found.confirmed].count(BETTER) == better
 
@@ -298,7 +323,7 @@ def test_advice_is_rarely_wrong_where_nothing_differs() -> None:
     wrong = 0
     for seed in range(100):
         search = Search(space, pick(space, batch_size=8), budget_s=400.0)
-        found = run_search(search, LawfulMachine(flat, spread=0.02, rng=random.Random(seed)), GOAL)
+        found = search_with(search, LawfulMachine(flat, spread=0.02, rng=random.Random(seed)), GOAL)
         wrong += found.champion.key != search.start.key
     assert wrong <= 10, "5 % of the A/Bs, of which there may be two"
 
@@ -357,14 +382,14 @@ def test_cold_starts_that_are_over_do_not_cost_the_pairs() -> None:
             if candidate.key in seen:
                 return made
             seen.add(candidate.key)
-            made.record["phases"]["cold_start"] = {"seconds": 15.0}
-            return replace(made, cost_s=made.cost_s + 15.0)
+            phases = {**made.record.phases, "cold_start": Phase(15.0)}
+            return replace(made, record=replace(made.record, phases=phases), cost_s=made.cost_s + 15.0)
 
     seen: set[str] = set()
     rates = {8: 474.6, 16: 517.3, 32: 540.6, 64: 548.8}
     space = make(SIZES)
     search = Search(space, pick(space, batch_size=32), budget_s=330.0)
-    found = run_search(search, ColdAtFirst(lambda chosen: (rates[chosen["batch_size"]], GIB), spread=0.002), GOAL)
+    found = search_with(search, ColdAtFirst(lambda chosen: (rates[chosen["batch_size"]], GIB), spread=0.002), GOAL)
     assert [one.verdict for one in found.confirmed] == [BETTER]
     assert search.spent_s <= search.budget_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from documents import record_of_parts
 
 from prony.analysis.summary import mathematics_sentences
 from prony.study.search_space import (
@@ -81,26 +82,34 @@ def test_a_record_becomes_a_result_for_each_goal() -> None:
         "peak_memory_host": {"value": 7.0},
     }
     record = {"status": "ok", "metrics": metrics, "phases": {"steady": {"seconds": 2.0}}}
-    rate = result_of(record, candidate, find_goal("throughput"), 12.0)
+    rate = result_of(record_of_parts(record), candidate, find_goal("throughput"), 12.0)
     assert (rate.value, rate.low, rate.high, rate.measured_s, rate.limited["memory"]) == (10.0, 9.0, 11.0, 2.0, 7.0)
-    doubted = record | {"checks": [{"name": "loss", "level": "warn"}, {"name": "parameters", "level": "fail"}]}
-    failed = result_of(doubted, candidate, find_goal("throughput"), 12.0)
+    doubted = record | {
+        "checks": [
+            {"name": "loss", "level": "warn", "message": ""},
+            {"name": "parameters", "level": "fail", "message": ""},
+        ]
+    }
+    failed = result_of(record_of_parts(doubted), candidate, find_goal("throughput"), 12.0)
     assert (failed.value, failed.failure) == (None, "failed check: parameters")
-    energy = result_of(record, candidate, find_goal("energy"), 12.0)
+    energy = result_of(record_of_parts(record), candidate, find_goal("energy"), 12.0)
     assert energy.value is None
     assert energy.failure == "no samples_per_wh: no sensor"
-    assert result_of(record, candidate, find_goal("time-to-quality"), 12.0).value == 0.25
+    assert result_of(record_of_parts(record), candidate, find_goal("time-to-quality"), 12.0).value == 0.25
 
 
 def test_without_a_sensor_neither_energy_nor_power_can_be_searched_for() -> None:
     reason = "no power sensor answers here"
     record = {"status": "ok", "energy": {"parts": []}, "metrics": {"samples_per_wh": {"value": None, "reason": reason}}}
-    said = unmeasurable(record, find_goal("energy"), ())
+    said = unmeasurable(record_of_parts(record), find_goal("energy"), ())
     assert said == f"samples_per_wh cannot be measured: {reason}"
-    assert unmeasurable(record, find_goal("throughput"), parse_limits(["memory<1GiB"])) is None
-    assert unmeasurable(record, find_goal("throughput"), parse_limits(["power<300W"])) is not None
-    assert unmeasurable(record | {"energy": {"parts": [{}]}}, find_goal("energy"), ()) is None, "this run was too short"
-    assert unmeasurable(record | {"status": "failed"}, find_goal("energy"), ()) is None
+    assert unmeasurable(record_of_parts(record), find_goal("throughput"), parse_limits(["memory<1GiB"])) is None
+    assert unmeasurable(record_of_parts(record), find_goal("throughput"), parse_limits(["power<300W"])) is not None
+    assert (
+        unmeasurable(record_of_parts(record | {"energy": {"parts": [{"part": "gpu0"}]}}), find_goal("energy"), ())
+        is None
+    ), "this run was too short"
+    assert unmeasurable(record_of_parts(record | {"status": "failed"}), find_goal("energy"), ()) is None
 
 
 def test_what_changes_the_mathematics_is_named_and_what_does_not_is_not() -> None:

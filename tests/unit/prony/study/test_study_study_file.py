@@ -171,8 +171,8 @@ def test_one_part_alone_has_its_own_trials_and_takes_words_that_other_parts_woul
     ("parts", "words", "text", "said"),
     [
         (("smal",), (), PARTS, "unknown part 'smal'; did you mean 'small'"),
-        (("small",), ("images.batch_size=8",), PARTS, "images.batch_size is for a part that --part leaves out"),
-        (("small",), (), "workloads: gpt-tiny", "this study has no parts; leave --part out"),
+        (("small",), ("images.batch_size=8",), PARTS, "images.batch_size is for a part that was not asked for"),
+        (("small",), (), "workloads: gpt-tiny", "this study has no parts; leave the part out"),
     ],
 )
 def test_a_part_that_cannot_be_chosen_is_refused(

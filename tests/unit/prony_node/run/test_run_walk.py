@@ -22,8 +22,8 @@ def test_one_process_screens_the_sizes_in_order_and_none_becomes_a_record(tmp_pa
     for _ in run.follow():
         pass
     whole = run.collect()
-    assert whole["status"] == "ok"
-    assert "throughput" not in whole["metrics"]
+    assert whole.status == "ok"
+    assert "throughput" not in whole.metrics
     found = {path.parent.name: json.loads(path.read_text()) for path in run.folder.glob("walk/*/screening.json")}
     assert set(found) == {"2", "4"}
     for size, screening in found.items():

@@ -19,6 +19,7 @@ from prony_node.backends.torch.backend import MissingDevice, choose_device, devi
 from prony_node.backends.torch.compiling import cache_state, use_cache
 from prony_node.backends.torch.facts import switches
 from prony_node.backends.torch.step import exact_fp32, is_depthwise, set_matrix_modes, untried
+from prony_node.contract.record import CompileCacheUse
 from prony_node.measure.cpu_usage import CpuUsage
 from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
 
@@ -98,7 +99,7 @@ def test_the_default_precision_is_torch_s_own() -> None:
         set_matrix_modes("default", autotune=False)
         assert f"{matmul.allow_tf32} {cudnn.allow_tf32}" == fresh.stdout.strip() == "False True"
         assert torch.get_float32_matmul_precision() == "highest"
-        assert (switches()["float32_matmul_precision"], switches()["cudnn_allow_tf32"]) == ("highest", True)
+        assert (switches().float32_matmul_precision, switches().cudnn_allow_tf32) == ("highest", True)
         with exact_fp32():
             assert not cudnn.allow_tf32
         assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, True)
@@ -154,7 +155,7 @@ def test_the_state_of_the_cache_is_what_the_compiler_counted(
     monkeypatch.setitem(counters["inductor"], "fxgraph_cache_miss", misses)
     monkeypatch.setitem(counters["aot_autograd"], "autograd_cache_hit", 0)
     monkeypatch.setitem(counters["aot_autograd"], "autograd_cache_miss", 0)
-    assert cache_state({"compile": "default"}) == {"state": state, "hits": hits, "misses": misses}
+    assert cache_state({"compile": "default"}) == CompileCacheUse(state, hits, misses)
 
 
 def test_latency_is_of_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_a_study_is_shown_as_the_jobs_of_any_site(sites: Path) -> None:
     assert done.output.count("\nrun 0") == 3, "one block, in its order"
     assert "each is given 30 min" in prony("study", "run", str(study), "--site", "mine", "--dry-run").output
     here = prony("study", "run", str(study), "--dry-run")
-    assert (here.exit_code, "--detach is about jobs of a site" in here.output) == (2, True)
+    assert (here.exit_code, "--dry-run is about jobs of a site" in here.output) == (2, True)
     assert not (sites / "runs").exists()
 
 
@@ -155,10 +155,10 @@ def test_several_nodes_of_a_site_need_no_rendezvous_and_their_runs_are_jobs_of_t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep", "gpt-tiny", "seed=0,1", "--partition", "gpu"], "--detach is about jobs of a site"),
+        (["sweep", "gpt-tiny", "seed=0,1", "--partition", "gpu"], "--partition is about jobs of a site"),
         (["scale", "gpt-tiny", "devices=1,2", "--detach"], "--detach is about jobs of a site"),
         (["scale", "gpt-tiny", "devices=1,8", "batch_size=8", "--site", "mine"], "devices=8 is not possible on mine"),
-        (["scale", "gpt-tiny", "devices=1,2", "--nodes", "2", "batch_size=8"], "--site NAME starts all of them"),
+        (["scale", "gpt-tiny", "devices=1,2", "--nodes", "2", "batch_size=8"], "a site starts all of them"),
         (["run", "gpt-tiny", "--detach"], "--detach is about jobs of a site"),
         (["run", "gpt-tiny", "--site", "mien"], "did you mean 'mine'"),
         (["run", "gpt-tiny", "--site", "mine", "--partition", "gup"], "did you mean 'gpu'"),

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from prony.analysis.compare import FASTER, SLOWER, compare
 from prony.analysis.variation import Repeat, repeats_of
+from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.record import (
     RECORD_SCHEMA,
     Facts,
@@ -77,7 +78,7 @@ def made_up(settings: Settings, rate: float, number: int) -> Record:
         phases={},
         checks=(),
         work=WorkDone(),
-        facts=Facts(devices=({"name": "made-up device"},)),
+        facts=Facts(devices=(DeviceFacts(name="made-up device"),)),
         fingerprint=Provenance(machine="one", software="one"),
     )
 

@@ -93,7 +93,7 @@ def energy_checks(folder: Path, start_s: float, end_s: float) -> list[Check]:
     limits_w = recording.about.get("limits_w") or {}
     parts = [part for part in part_energies(recording, start_s, end_s) if part.scope == "gpu"]
     parts = [part for part in parts if part.figure is not None]
-    return [Check(**check) for part in parts for check in part_checks(part, limits_w.get(part.part))]
+    return [check for part in parts for check in part_checks(part, limits_w.get(part.part))]
 
 
 def doubts(checks: Iterable[Check]) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ VERBS = {
     "scale": Verb("prony.cli.scale", "scale", "Measure a workload on 1, 2, 4 devices: what is gained and lost."),
     "tune": Verb("prony.cli.tune", "tune", "Find the best settings for a goal with few and short runs."),
     "study": Verb("prony.cli.study", "study", "Plan, run or resume a study: a question as a set of trials."),
-    "list": Verb("prony.cli.list", "list_", "List the workloads, settings, kernels, suites or studies there are."),
+    "list": Verb("prony.cli.list", "list_", "List workloads, settings, kernels, suites, studies or plugins."),
     "show": Verb("prony.cli.show", "show", "Show the record of a run, with its phases and checks."),
     "runs": Verb("prony.cli.runs", "runs", "List the runs here, newest first."),
     "query": Verb("prony.cli.query", "query", "Ask the store: filter, sort and choose columns of records."),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import prony.cli.study_output
 import prony.engine.history
 import prony.engine.possible
+import prony.engine.published
 from prony.cli.main import make_app
 from prony.store.archive import unpacked
 
@@ -29,7 +29,7 @@ def machine_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "fingerprint": {"machine": "here", "software": "s"},
         "devices": {"kind": "cuda", "devices": ["NVIDIA H200"]},
     }
-    for module in (prony.engine.history, prony.engine.possible, prony.cli.study_output):
+    for module in (prony.engine.history, prony.engine.possible, prony.engine.published):
         monkeypatch.setattr(module, "ask_node", lambda what, *_, **__: answers[what])
 
 

@@ -35,7 +35,7 @@ from prony_node.contract import Plan, Stop, Trial, read_record
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.parallel.place import place_of
 from prony_node.parallel.replicas import Ranks
-from prony_node.run.shared_stop import LockstepTracker
+from prony_node.run.measuring import LockstepTracker
 from prony_node.run.watchdog import Progress
 from prony_node.stats import StopRule, mean_interval
 from prony_node.workloads import build_task, find_workload

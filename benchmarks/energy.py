@@ -28,8 +28,7 @@ from prony_node.backends.torch.backend import choose_device, machine_of
 from prony_node.backends.torch.step import Step
 from prony_node.contract import files
 from prony_node.power.figures import PartEnergy, part_energies
-from prony_node.power.recording import read_recording
-from prony_node.power.sampler_process import SamplerProcess
+from prony_node.power.recording import SamplerProcess, read_recording
 from prony_node.workloads import build_task, find_workload
 
 STEADY_S, WAVE_S, MIXED_S, TRAINING_S, IDLE_S = 10.4, 6.0, 12.0, 11.0, 3.0

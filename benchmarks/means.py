@@ -42,8 +42,7 @@ from prony_node.backends.torch import step
 from prony_node.backends.torch.step import INFERENCE, Step
 from prony_node.backends.torch.task import Batch
 from prony_node.contract.errors import RequestError
-from prony_node.contract.kernels import uses_kernel
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, uses_kernel
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.language import NAME as NO_MASK

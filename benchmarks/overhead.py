@@ -28,8 +28,7 @@ from prony_node.backends.torch.backend import choose_device, clock_for, machine_
 from prony_node.backends.torch.step import Step
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.parallel.place import allowed_cores
-from prony_node.power.recording import read_recording
-from prony_node.power.sampler_process import SamplerProcess
+from prony_node.power.recording import SamplerProcess, read_recording
 from prony_node.run.watchdog import Progress
 from prony_node.stats import StopRule, Tracker, mean_interval
 from prony_node.workloads import build_task, find_workload

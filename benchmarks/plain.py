@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from prony_node.contract.kernels import LIBRARY
+from prony_node.contract.settings import LIBRARY
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.detect import image_list, target_list
 

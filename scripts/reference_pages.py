@@ -34,11 +34,10 @@ from prony.engine.runs import RunOutcome, StudyOutcome
 from prony.engine.search import TuningOutcome
 from prony_node.contract import errors, facts, record
 from prony_node.contract.checks import CHECKS, GROUPS
-from prony_node.contract.extras import extra_of
 from prony_node.contract.machine import Machine
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.parallel import SEVERAL_ONLY
-from prony_node.contract.settings import SETTINGS, Setting, Value
+from prony_node.contract.plugins import extra_of
+from prony_node.contract.settings import SETTINGS, SEVERAL_ONLY, Setting, Value
 from prony_node.contract.trial import DATA_SET_ONLY
 from prony_node.workloads import WORKLOADS
 from prony_node.workloads.config import PUBLISHED, Workload

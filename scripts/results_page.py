@@ -17,9 +17,9 @@ from page_tables import put_table
 from results_records import Record, Run, read_runs
 
 from prony.report.numbers import format_window
-from prony_node.contract.kernels import join_kernels, uses_kernel
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import window_of
+from prony_node.contract.settings import join_kernels, uses_kernel
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import of_mode
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         tune,
         verify,
     )
-    from prony.engine.options import SiteOptions
+    from prony.engine.runs import SiteOptions
     from prony_node.contract.errors import RequestError
 
 __all__ = [

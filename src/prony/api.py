@@ -14,12 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO
 
-from prony.engine.ask_node import find_machine, find_model_file
 from prony.engine.execute import execute
 from prony.engine.history import open_store, runs_root, stored_repeats, updated_store
-from prony.engine.options import Options, PlannedFile, SiteOptions, SiteSession
+from prony.engine.possible import find_machine, find_model_file
 from prony.engine.progress import Report, Warned, noter, silent, warner
-from prony.engine.runs import StudyOutcome
+from prony.engine.runs import Options, PlannedFile, SiteOptions, SiteSession, StudyOutcome
 from prony.sites.job import BLOCK
 from prony.sites.site import Partition, find_site
 from prony.study.request import check_target, make_stop, parse_seconds, parse_trial, split_words

@@ -97,7 +97,7 @@ def _answer(words: list[str]) -> int:
         from prony_node.run.questions import describe_model_file
 
         return _print(describe_model_file(Path(words[1])))
-    from prony_node.run.doctor import doctor
+    from prony_node.run.questions import doctor
 
     return _print(doctor())
 

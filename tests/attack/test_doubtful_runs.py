@@ -16,8 +16,8 @@ import pytest
 from processes import need_proc
 from prony_node.contract import Plan, Trial, files, read_record
 from prony_node.contract.record import Failure
-from prony_node.run import rank_failures
-from prony_node.run.rank_failures import OutOfMemoryWitness
+from prony_node.run import processes
+from prony_node.run.processes import OutOfMemoryWitness
 
 ROOT = Path(__file__).parents[2]
 MODEL = '''"""A perceptron with an accident in its loss."""
@@ -101,8 +101,8 @@ def test_a_leak_of_host_memory_is_a_doubt(tmp_path: Path, quick_ranks: dict[str,
 
 def test_a_launcher_that_was_killed_is_to_blame(tmp_path: Path) -> None:
     """It wrote nothing, and its ranks ended with it: that was an `exception` without a word."""
-    ended = rank_failures.LauncherEnd(pid=1, status=-signal.SIGKILL)
-    failure = rank_failures.launcher_failure(tmp_path, 2, 2, "in phase measure", OutOfMemoryWitness(tmp_path), ended)
+    ended = processes.LauncherEnd(pid=1, status=-signal.SIGKILL)
+    failure = processes.launcher_failure(tmp_path, 2, 2, "in phase measure", OutOfMemoryWitness(tmp_path), ended)
     assert failure == Failure("killed", "torch's launcher was killed by SIGKILL in phase measure")
 
 

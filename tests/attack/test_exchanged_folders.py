@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from prony.cli.main import make_app
 from prony.sites import job as kept
 from prony.sites.collect import ProgressTail, collect, read_text
-from prony.sites.kubernetes_fetch import unpack
+from prony.sites.kubernetes import unpack
 from prony.store.anchors import FOLDER, read_anchors
 from prony.store.archive import pack_one
 from prony.store.rows import read_row, record_stamp

@@ -29,7 +29,7 @@ from prony.store.index import INDEX, index_place
 from prony.store.transfer import as_stream, take_tar
 from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.cache import remove_leftovers
-from prony_node.contract.logs import limit_logs, logs_of_run
+from prony_node.contract.files import limit_logs, logs_of_run
 from prony_node.contract.record import read_record
 from prony_node.contract.safe_files import NotPlain, plain_lines
 from prony_node.run.claim import load_plan, own_plan

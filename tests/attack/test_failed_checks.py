@@ -22,7 +22,7 @@ from prony.engine.progress import StudyProgress
 from prony.engine.published import _good_or_failed
 from prony.engine.runs import doubts, trouble
 from prony.engine.screening import rates_of
-from prony.report.plot_data import sweeps
+from prony.report.series import sweeps
 from prony.study.search_space import Candidate, find_goal, result_of
 from prony_node.contract.record import parse_record
 from prony_node.contract.run_folder import UNVERIFIED, marked

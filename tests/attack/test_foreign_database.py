@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prony.store import Store
-from prony.store.sqlite_file import MARK, Foreign
+from prony.store.database import MARK, Foreign
 from prony_node.contract import RequestError
 
 

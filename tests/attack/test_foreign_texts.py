@@ -28,8 +28,7 @@ from prony.store.database import is_newer
 from prony.store.tabular import cell, without_mark
 from prony.study.study_file import load_study
 from prony_node.contract import files
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, is_digits
 from prony_node.contract.record import accept_record, parse_record, using
 from prony_node.data.texts import MOST_GROWTH, _read, growth, load_tokenizer
 from prony_node.workloads import find_workload

@@ -20,11 +20,11 @@ from prony.sites import collect
 from prony.sites.collect import LogTail, read_text
 from prony.sites.job import BlockRun, Job, close_job, load, new_job, save_job
 from prony.sites.jobs import Jobs
-from prony.sites.kubernetes_fetch import Receiver
+from prony.sites.kubernetes import Receiver
 from prony.sites.site import read_site
 from prony_node.contract import Plan, RequestError, Trial
 from prony_node.contract.cache import JOBS_LOCK, OLD_S, remove_leftovers
-from prony_node.contract.logs import MOST_BYTES, Ends, Frame, encode, in_parts
+from prony_node.contract.files import MOST_BYTES, Ends, Frame, encode, in_parts
 
 GAP = re.compile(rb"\[prony: ([0-9,]+) bytes were left out here")
 ENDLESS = "#!/bin/sh\nexec yes 'a line of sixty-four bytes, which is long enough for a test of logs'\n"

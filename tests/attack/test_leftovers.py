@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from prony.sites.collect import collect
-from prony.sites.kubernetes_fetch import unpack
+from prony.sites.kubernetes import unpack
 from prony.store import Store
 from prony.study.request import make_plan
 from prony_node.contract import cache, files
@@ -27,7 +27,7 @@ from prony_node.contract.cache import HOLDER, OLD_S, remove_half_written, remove
 from prony_node.contract.machine import identify
 from prony_node.contract.safe_files import NotPlain
 from prony_node.contract.trial import Stop, Trial
-from prony_node.power import sampler, sampler_process
+from prony_node.power import recording, sampler
 from prony_node.power.recording import Recording
 
 IMPORT = """
@@ -400,7 +400,7 @@ def test_no_temporary_folder_is_made_where_others_could_replace_it(
     sampler.survey(0.0)
     assert not seen[0].is_relative_to(commons)
     with pytest.raises(NotPlain, match="others can write to"):
-        sampler_process.user_folder()
+        recording.user_folder()
 
 
 def test_a_folder_of_another_machine_of_this_name_stays_while_it_is_held(tmp_path: Path) -> None:

@@ -17,13 +17,11 @@ import pytest
 from prony.sites.jobs import Jobs
 from prony.sites.locks import claimed, hold_devices
 from prony.store import Store
-from prony.store.database import Unwritable
-from prony.store.sqlite_file import connect
+from prony.store.database import Unwritable, connect
 from prony_node.contract import RequestError, files
 from prony_node.contract.safe_files import NotPlain
 from prony_node.data.dataset import LOCK, held
-from prony_node.power.recording import Writer
-from prony_node.power.sampler_process import MUTEX, _alone
+from prony_node.power.recording import MUTEX, Writer, _alone
 from prony_node.run.step_series import write_blocks
 from prony_node.run.watchdog import Progress
 
@@ -181,7 +179,7 @@ def test_without_a_list_of_open_files_the_index_is_still_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is neither /proc nor /dev/fd."""
-    monkeypatch.setattr("prony.store.sqlite_file.DESCRIPTORS", ())
+    monkeypatch.setattr("prony.store.database.DESCRIPTORS", ())
     rebuild(tmp_path)
     (tmp_path / "index.sqlite").write_text("my notes")
     with pytest.raises(RequestError, match="is not an index of Prony"):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.contract import Plan, Trial, files, logs, read_record
-from prony_node.contract.logs import MOST_BYTES, limit_logs, logs_of_run
+from prony_node.contract import Plan, Trial, files, read_record
+from prony_node.contract.files import MOST_BYTES, limit_logs, logs_of_run
 
 ROOT = Path(__file__).parents[2]
 GAP = re.compile(rb"\[prony: ([0-9,]+) bytes were left out here")
@@ -78,8 +78,8 @@ def test_a_log_is_cut_while_someone_writes_to_it_and_counts_what_it_lost(
         write(next(late, 0))
         return content
 
-    really_read = logs._read
-    monkeypatch.setattr(logs, "_read", read)
+    really_read = files._read
+    monkeypatch.setattr(files, "_read", read)
     for _ in range(20):
         late = iter([3000, 7, 500, 5000])
         write(5000)

@@ -292,16 +292,15 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
     "test_store_filter.py": {"prony/store/query.py": ("parse_filter",)},
     "test_store_archive.py": {"prony/store/archive.py": ("unpacked",)},
     "test_store_foreign.py": {
-        "prony/store/foreign/__init__.py": ("read_foreign",),
+        "prony/store/foreign/__init__.py": ("read_foreign", "read_document"),
         "prony/store/foreign/csv_table.py": ("parse", "split_rows"),
         "prony/store/foreign/jube.py": ("parse",),
         "prony/store/foreign/milabench.py": ("parse",),
         "prony/store/foreign/mlperf.py": ("parse", "_events"),
         "prony/store/foreign/optimum.py": ("parse",),
-        "prony/store/foreign/reading.py": ("read_document",),
     },
     "test_contract_settings.py": {"prony_node/contract/settings.py": ("Setting.parse", "parse_settings")},
-    "test_contract_frames.py": {"prony_node/contract/logs.py": ("decode",)},
+    "test_contract_frames.py": {"prony_node/contract/files.py": ("decode",)},
     "test_contract_plan.py": {
         "prony_node/contract/trial.py": ("Plan.from_json", "Trial.from_json"),
     },
@@ -314,7 +313,7 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "test_facts_fuzz.py": {
         "prony_node/contract/machine.py": ("parse_cpu_list",),
-        "prony_node/facts/amd.py": ("parse_levels",),
+        "prony_node/facts/device.py": ("parse_levels",),
         "prony_node/facts/host.py": ("parse_membership", "parse_mounts", "parse_cpuinfo", "parse_meminfo"),
         "prony_node/facts/watch.py": ("parse_stat",),
         "prony_node/facts/software.py": ("parse_nvidia_version",),
@@ -336,12 +335,12 @@ OWN_JOB = "the job is this user's own: `refuse_barred` has held back every other
 NOT_FUZZED = {
     "prony/cli/options.py JobOptions.parse": "hands its time to parse_seconds",
     "prony/catalog/__init__.py devices": "a file of Prony's own",
-    "prony/catalog/published.py figures": "files of Prony's own",
+    "prony/catalog/__init__.py figures": "files of Prony's own",
     "prony/sites/jobs.py Jobs._learn": OWN_JOB,
     "prony/sites/kubernetes.py _was_missed": OWN_JOB,
     "prony/sites/local.py _identity": OWN_JOB,
     "prony/sites/slurm.py _submitted_s": OWN_JOB,
-    "prony/sites/kubernetes_fetch.py _ended_s": "read_pod has made what it reads",
+    "prony/sites/kubernetes.py _ended_s": "read_pod has made what it reads",
     "prony/sites/node.py node_zip": "writes a zip file",
     "prony_node/data/texts.py _encoded": "reads back the tokenizer that load_tokenizer has made",
     "prony_node/data/texts.py map_tokens": "maps bytes as numbers; every byte is one",
@@ -549,4 +548,4 @@ def test_digits_are_told_in_one_place() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if ".isdigit()" in line and ".isascii()" not in line
     ]
-    assert found == [], "use prony_node.contract.digits.is_digits"
+    assert found == [], "use prony_node.contract.errors.is_digits"

@@ -28,7 +28,7 @@ from prony.cli.main import make_app
 from prony.cli.tables import print_record
 from prony.engine.history import stored_repeats
 from prony.report import plots
-from prony.report.page import ReportEntry, page_of
+from prony.report.build import ReportEntry, page_of
 from prony.store import Store
 from prony.store.rows import UNREADABLE, row_of_record
 from prony.store.tables import detail_table, run_table

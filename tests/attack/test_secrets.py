@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.contract.safe_files import SHARED_MARK, SHARED_TEXT
-from prony_node.contract.secret import redacted_command
+from prony_node.contract.safe_files import SHARED_MARK, SHARED_TEXT, redacted_command
 from prony_node.power import any_command
 
 if TYPE_CHECKING:

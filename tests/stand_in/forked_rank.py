@@ -23,7 +23,7 @@ from prony_node.backends.torch.out_of_memory import avoid_reservations
 from prony_node.run.processes import adopt_orphans, end_with_parent
 
 SOCKET = "PRONY_FORKED_RANK"
-PRELOADED = ("torchvision", "torch._dynamo", "prony_node.run.run", "prony_node.run.walk")
+PRELOADED = ("torchvision", "torch._dynamo", "prony_node.run.run", "prony_node.run.rank")
 STREAMS = (1, 2)
 LOOK_EVERY_S = 0.02
 

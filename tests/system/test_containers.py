@@ -18,7 +18,7 @@ import pytest
 from container_bed import Podman, can_emulate, why_not
 
 from prony.sites.job import BlockRun, new_job, save_job
-from prony.sites.kubernetes_fetch import Receiver
+from prony.sites.kubernetes import Receiver
 from prony.sites.kubernetes_manifest import manifests
 from prony.sites.node import write_node
 from prony.sites.site import ARCHITECTURES, choose_partition, parse_site

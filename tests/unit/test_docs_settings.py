@@ -10,8 +10,7 @@ import pytest
 
 from prony_node.contract.checks import CHECKS
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import SEVERAL_ONLY
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.settings import SETTINGS, SEVERAL_ONLY
 from prony_node.contract.trial import DATA_SET_ONLY, Stop
 from prony_node.stats import StopRule
 from prony_node.workloads import WORKLOADS

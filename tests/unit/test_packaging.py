@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from prony_node import __version__
-from prony_node.contract.extras import EXTRAS, extra_of
+from prony_node.contract.plugins import EXTRAS, extra_of
 from prony_node.workloads import LIBRARIES, WORKLOADS
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prony.store.anchors import Anchor
-from prony.store.foreign.reading import ImportOptions
+from prony.store.foreign import ImportOptions
 from prony_node.contract.errors import RequestError
 
 FORM = "example-tsv"

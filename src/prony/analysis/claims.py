@@ -23,7 +23,7 @@ from prony.analysis.published_tables import (
 )
 from prony.analysis.summary import settings_of
 from prony.analysis.variation import Repeat, repeats_of
-from prony.catalog.published import (
+from prony.catalog import (
     ACCURACY,
     FIRST_EPOCH,
     PER_DEVICE,
@@ -37,8 +37,8 @@ from prony.catalog.published import (
     TableSpec,
 )
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import all_devices
 from prony_node.contract.record import Record
+from prony_node.contract.settings import all_devices
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run
 

@@ -24,8 +24,8 @@ from prony.analysis.published_tables import (
     warnings_of,
 )
 from prony.analysis.summary import DRAWN, Difference, number
-from prony.catalog.published import BARS, HEAT, LINES, PlotSpec, PublishedFigure
-from prony_node.contract.digits import is_digits
+from prony.catalog import BARS, HEAT, LINES, PlotSpec, PublishedFigure
+from prony_node.contract.errors import is_digits
 from prony_node.contract.record import OUT_OF_MEMORY, Record
 from prony_node.contract.trial import Trial
 from prony_node.stats import between_run

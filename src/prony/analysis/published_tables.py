@@ -9,10 +9,10 @@ from pathlib import PurePath
 from typing import Any
 
 from prony.analysis.summary import Difference, settings_of
-from prony.catalog.published import FIELDS, PublishedFigure, Selection, TableSpec
-from prony_node.contract.digits import is_digits
-from prony_node.contract.parallel import all_devices, devices_of_model
+from prony.catalog import FIELDS, PublishedFigure, Selection, TableSpec
+from prony_node.contract.errors import is_digits
 from prony_node.contract.record import DataUsed, Record
+from prony_node.contract.settings import all_devices, devices_of_model
 from prony_node.contract.trial import Trial
 
 # What of a record stands beside a published figure, and what is not the same behind the two.

@@ -33,7 +33,7 @@ from prony.analysis.scaling_series import (
     rank_step_times,
 )
 from prony.analysis.variation import Repeat, repeats_of
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.contract.facts import CpuFacts
 from prony_node.contract.record import LEVELS, Record
 from prony_node.contract.settings import Value

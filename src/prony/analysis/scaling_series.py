@@ -22,11 +22,10 @@ from prony.analysis.summary import (
     settings_of,
     show_setting,
 )
-from prony_node.contract.digits import is_digits
+from prony_node.contract.errors import is_digits
 from prony_node.contract.facts import CpuFacts, DeviceFacts
-from prony_node.contract.parallel import SEVERAL_ONLY, all_devices, devices_per_node
 from prony_node.contract.record import RankWork, Record
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import SEVERAL_ONLY, Value, all_devices, devices_per_node
 from prony_node.stats import percentile
 
 NO_WAIT = ("device",)  # data that lies where it is used: nothing is waited for

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from prony.cli.present import report
-from prony.engine import ask_node as questions
 from prony.engine import history, site
+from prony.engine import possible as questions
 
 ask_node = functools.partial(questions.ask_node, report=report)
 open_store = functools.partial(history.open_store, report=report)

@@ -12,8 +12,7 @@ from prony.cli.options import ROOTS_HELP
 from prony.cli.present import report
 from prony.engine.progress import Event, JobEnded, RunRecorded
 from prony.sites.job import WAITING
-from prony_node.contract.digits import counted
-from prony_node.contract.errors import EXIT_FAILED
+from prony_node.contract.errors import EXIT_FAILED, counted
 
 
 def collect(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prony.cli.asking import ask_node
-from prony.engine.ask_node import read_answer
+from prony.engine.possible import read_answer
 from prony_node.contract.facts import (
     CgroupLimits,
     ContainerFacts,

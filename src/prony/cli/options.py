@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prony.engine.options import SiteOptions
+from prony.engine.runs import SiteOptions
 from prony.sites.job import BLOCK
 from prony.study.request import parse_seconds
 

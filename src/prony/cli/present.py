@@ -18,8 +18,7 @@ from prony.engine.progress import Event, Note, Warned
 from prony.engine.runs import RunOutcome, StudyOutcome, doubts
 from prony.sites.job import Job
 from prony.sites.protocol import check_fits, make_launcher
-from prony_node.contract.digits import counted
-from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST, counted
 from prony_node.contract.record import Record, read_record
 from prony_node.contract.typed import JsonObject, encode
 

@@ -18,7 +18,7 @@ from prony_node.contract.safe_files import user_name
 
 if TYPE_CHECKING:
     from prony.engine.published import PublishedOfRecords
-    from prony.report.page import ReportEntry
+    from prony.report.build import ReportEntry
     from prony.store import RunSummary
 
 REPORT = "report.html"
@@ -107,7 +107,7 @@ def _is_usable(run: RunSummary) -> bool:
 
 
 def _entry(run: RunSummary) -> ReportEntry:
-    from prony.report.page import ReportEntry
+    from prony.report.build import ReportEntry
 
     record = run.read_record()
     if record is None:

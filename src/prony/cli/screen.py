@@ -11,7 +11,7 @@ from prony import api
 from prony.cli.console import make_console
 from prony.cli.present import print_rendered
 from prony.cli.progress import make_display
-from prony.engine.options import SiteOptions
+from prony.engine.runs import SiteOptions
 from prony.study.request import parse_seconds
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED
 

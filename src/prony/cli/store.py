@@ -13,8 +13,7 @@ from prony import api
 from prony.cli.options import RUNS_HELP
 from prony.cli.present import report, warn
 from prony.cli.verify import say_wrong, warn_of
-from prony_node.contract.digits import counted
-from prony_node.contract.errors import EXIT_FAILED, RequestError
+from prony_node.contract.errors import EXIT_FAILED, RequestError, counted
 
 if TYPE_CHECKING:
     from prony.engine.transfer import Arrival

@@ -14,7 +14,7 @@ from prony.engine.published import ShownStudy
 from prony.report.published import claim_lines, published_lines
 from prony.study.space import Planned
 from prony.study.study import LOCAL, UNKNOWN, Budget, Sourced, Study, Total
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import JsonObject
 

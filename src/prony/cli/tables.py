@@ -60,7 +60,7 @@ from prony.report.numbers import (
     format_value,
 )
 from prony_node.contract import files
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.contract.metrics import find_rates
 from prony_node.contract.record import Metric, Record
 from prony_node.contract.run_folder import UNCHANGED

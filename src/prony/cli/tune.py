@@ -36,8 +36,7 @@ from prony.study.search import (
     SearchStep,
 )  # fmt: skip
 from prony.study.search_space import FAILED_CHECK, Candidate, CandidateEstimate, Goal, Result
-from prony_node.contract.digits import counted
-from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED
+from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, counted
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import encode
 

@@ -13,10 +13,9 @@ from dataclasses import replace
 
 from prony.engine.history import History, note_skipped, read_history, skipped_line, took_here_s
 from prony.engine.local import Agenda, Made, NotMade, make_runs
-from prony.engine.options import Options
 from prony.engine.possible import impossible_here, refuse_missing_paths, refuse_unknown_models, said_once
 from prony.engine.progress import Note, Report, Standing, StudyProgress, noter, silent
-from prony.engine.runs import RunOutcome, StudyOutcome, TrialRun, first_line, make_trial_runs, paths_of
+from prony.engine.runs import Options, RunOutcome, StudyOutcome, TrialRun, first_line, make_trial_runs, paths_of
 from prony.report.numbers import format_seconds
 from prony.sites.collect import LOOK_EVERY_S, collect_all, maker_of, wait_for_left
 from prony.sites.locks import devices_of, hold_devices

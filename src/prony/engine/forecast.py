@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prony.engine.history import History, read_history
-from prony.engine.options import PlannedFile
 from prony.engine.possible import planned_here
 from prony.engine.progress import Report, StudyProgress
-from prony.engine.runs import paths_of
+from prony.engine.runs import PlannedFile, paths_of
 from prony.sites.collect import collect_all
 from prony.study.space import Planned
 from prony.study.study import LOCAL, OutOfMemoryPruner, Study, Total, TrialRepeat

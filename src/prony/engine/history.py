@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prony.engine.ask_node import ask_node
+from prony.engine.possible import ask_node
 from prony.engine.progress import Note, Report, Warned
 from prony.engine.runs import RunOutcome, TrialRun
 from prony.report.numbers import format_share, format_window
@@ -19,8 +19,7 @@ from prony.sites.job import FIXED_LENGTHS
 from prony.sites.node import ThisMachine, fingerprint_here
 from prony.study.study import Estimator, RunCost, form_of
 from prony_node.contract import files
-from prony_node.contract.digits import counted
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, counted
 from prony_node.contract.record import Record, load_record
 from prony_node.contract.run_folder import NO, UNVERIFIED, node_source_hash
 from prony_node.contract.trial import Trial

@@ -13,9 +13,8 @@ from prony.analysis.claims import UNTESTED, Judged, concerns, judge
 from prony.analysis.published_plots import Plot, draw
 from prony.analysis.published_tables import NOT_IN_SIZE, StudyResults, Table, fill, is_good
 from prony.analysis.summary import asked_settings, introduce
-from prony.engine.ask_node import ask_node
 from prony.engine.history import updated_store
-from prony.engine.possible import impossible_here
+from prony.engine.possible import ask_node, impossible_here
 from prony.engine.progress import Report
 from prony.report.published import Captioned, Conclusions, claim_line, plot_caption
 from prony.sites.collect import collect_all

@@ -10,10 +10,9 @@ from typing import Any
 
 from prony.engine.history import updated_store
 from prony.engine.local import Agenda, Made, NotMade, make_runs
-from prony.engine.options import Options
 from prony.engine.possible import refuse_missing_paths, refuse_unknown_models
 from prony.engine.progress import Note, Report, Warned, noter, roughly
-from prony.engine.runs import TrialRun, doubts, first_line
+from prony.engine.runs import Options, TrialRun, doubts, first_line
 from prony.report.numbers import NOTHING, format_rate, format_seconds
 from prony.report.series import run_energy_j
 from prony.sites.collect import collect_all, wait_for_left
@@ -34,9 +33,8 @@ from prony.study.search_space import (
 )  # fmt: skip
 from prony_node.contract import files
 from prony_node.contract.errors import ParameterError, RequestError, Unfinished
-from prony_node.contract.parallel import rank_count
 from prony_node.contract.record import OUT_OF_MEMORY, Record, accept_record
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, rank_count
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads.config import Workload
 

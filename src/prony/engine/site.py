@@ -23,7 +23,6 @@ from prony.engine.history import (
     updated_store,
 )
 from prony.engine.local import Interrupts
-from prony.engine.options import Options, SiteSession
 from prony.engine.possible import refuse_missing_paths
 from prony.engine.progress import (
     JobEnded,
@@ -36,7 +35,7 @@ from prony.engine.progress import (
     Warned,
     warner,
 )
-from prony.engine.runs import RunOutcome, StudyOutcome, TrialRun, make_trial_runs, plan_of
+from prony.engine.runs import Options, RunOutcome, SiteSession, StudyOutcome, TrialRun, make_trial_runs, plan_of
 from prony.sites.collect import ProgressTail, collect_all
 from prony.sites.job import (
     ENDED_STATE,
@@ -56,8 +55,7 @@ from prony.sites.site import Partition, Site, choose_partition, find_site, read_
 from prony.study.request import new_run_id
 from prony.study.study import LOCAL, OutOfMemoryPruner, Study, refuse_refused
 from prony_node.contract import files
-from prony_node.contract.digits import counted
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, counted
 from prony_node.contract.record import OUT_OF_MEMORY, Record, load_record, read_record
 from prony_node.contract.trial import Plan, Trial
 

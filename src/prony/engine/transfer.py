@@ -15,8 +15,7 @@ from prony.store import Skipped, Store
 from prony.store.anchors import keep_anchors, put_anchors
 from prony.store.archive import pack
 from prony.store.database import SCHEMES, VARIABLE, check_address, hide_password, team_address
-from prony.store.foreign import read_foreign
-from prony.store.foreign.reading import ImportOptions
+from prony.store.foreign import ImportOptions, read_foreign
 from prony.store.query import StoreQuery, ask_records
 from prony.store.tabular import (
     format_of,

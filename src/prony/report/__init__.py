@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prony.analysis.published_tables import Table
-    from prony.report.page import ReportEntry
+    from prony.report.build import ReportEntry
     from prony.report.published import Captioned, Conclusions
     from prony_node.contract.record import Record
 

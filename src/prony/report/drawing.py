@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.extras import install_command
+from prony_node.contract.plugins import install_command
 
 Spec = dict[str, Any]  # a Vega-Lite document or a part of one
 Channels = dict[str, Any]  # of a mark, by their names in Altair

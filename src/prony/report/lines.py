@@ -20,8 +20,8 @@ from prony.report.numbers import (
     format_share,
     format_si,
 )
-from prony.report.plot_data import Sweep, SweepPoint
-from prony_node.contract.digits import counted
+from prony.report.series import Sweep, SweepPoint
+from prony_node.contract.errors import counted
 from prony_node.contract.metrics import METRICS
 from prony_node.contract.record import DataUsed, MessageTime, Record, StagedFiles, WorkDone
 from prony_node.contract.trial import Trial

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from prony.analysis.summary import Headline, Quality
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.contract.record import Metric
 
 NOTHING = "–"

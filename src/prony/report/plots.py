@@ -1,4 +1,4 @@
-"""Plots as static SVG, whose colours are the page's own, so that they follow its light and dark."""
+"""Plots as static SVG in the page's own colours: sweeps, steps, learning curves and scaling series."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any, TypeVar
 import altair as alt
 import vl_convert
 
+from prony.analysis.scaling import Scaling
+from prony.analysis.scaling_series import Law, ValueInterval
 from prony.report.drawing import Channels, ColourKey, Spec
-from prony.report.plot_data import Sweep
-from prony.report.series import StepSeries
+from prony.report.series import Curves, StepSeries, Sweep
+
+# Plots as static SVG, whose colours are the page's own, so that they follow its light and dark.
+
 
 T = TypeVar("T")
 DRAWN_AT_ONCE = 1000  # plots that are kept: where one record of many is no good, a page is made again
@@ -177,3 +181,136 @@ def fit_for_page(svg: str, name: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = TAG.sub(lambda tag: OWN.sub(lambda own: f"{own[1]}{name}-{own[2]}", tag[0]), svg)
     return re.sub(r'<svg([^>]*?) width="[^"]*" height="[^"]*"', r"<svg\1", svg, count=1)
+
+
+# Plots of learning curves: the score over training time, and over the samples that were seen.
+
+
+HEIGHT = 300
+MARKED_UP_TO = 400  # points of a plot that are drawn as points; beyond that the lines alone
+MINUTES_FROM_S = 600.0
+
+
+def has_axis(curves: Curves, axis: str) -> bool:
+    """Whether any run states a score with this quantity: training_s or samples."""
+    points = [point for line in curves.lines for point in line.points if point.score is not None]
+    return any(getattr(point, axis) is not None for point in points)
+
+
+def learning_svg(curves: Curves, axis: str, name: str) -> str:
+    """The score over `axis`: a line a run, a point an epoch, the targets dashed."""
+    size, title = _unit(curves, axis)
+    rows = [
+        {"x": getattr(point, axis) / size, "y": point.score, "colour": line.colour, "run": line.run}
+        for line in curves.lines
+        for point in line.points
+        if getattr(point, axis) is not None and point.score is not None
+    ]
+    ticks = alt.Axis(title=title, grid=False, format="~s" if axis == "samples" else ",~r")
+    x = alt.X("x:Q", axis=ticks, scale=alt.Scale(zero=True, nice=False, padding=8))
+    y = alt.Y("y:Q", title=curves.score, scale=alt.Scale(zero=False, nice=True))
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, detail="run:N")
+    marks, points = _marks(curves)
+    layers: list[Any] = [base.mark_line(strokeWidth=1.6, opacity=0.85).encode(**marks)]
+    if len(rows) <= MARKED_UP_TO:
+        layers.append(base.mark_point(filled=True, size=26, opacity=1).encode(**points))
+    if curves.targets:
+        values = alt.Data(values=[{"y": target} for target in curves.targets])
+        rule = alt.Chart(values).mark_rule(color="var(--mean)", strokeDash=[6, 4], strokeWidth=1.5)
+        layers.append(rule.encode(y=alt.Y("y:Q", title=curves.score)))
+    return draw(alt.layer(*layers).properties(width=HALF, height=HEIGHT), name)
+
+
+def learning_keys(curves: Curves) -> list[ColourKey]:
+    """What each colour and shape stands for; none where there is one colour."""
+    return [
+        ColourKey(SIGNS[_shape(number)], COLOURS[number % len(COLOURS)], value)
+        for number, value in enumerate(curves.colour_values)
+    ]
+
+
+def _marks(curves: Curves) -> tuple[Channels, Channels]:
+    """How lines and how points are coloured."""
+    if not curves.colour_values:
+        one = {"color": alt.value(COLOURS[0])}
+        return one, one
+    every = range(len(curves.colour_values))
+    colours = [COLOURS[number % len(COLOURS)] for number in every]
+    shapes = [SHAPES[_shape(number)] for number in every]
+    colour = alt.Color("colour:N", legend=None, scale=alt.Scale(domain=curves.colour_values, range=colours))
+    shape = alt.Shape("colour:N", legend=None, scale=alt.Scale(domain=curves.colour_values, range=shapes))
+    return {"color": colour}, {"color": colour, "shape": shape}
+
+
+def _shape(number: int) -> int:
+    """When the colours come round again, the shapes are others."""
+    return (number + number // len(COLOURS)) % len(SHAPES)
+
+
+def _unit(curves: Curves, axis: str) -> tuple[float, str]:
+    if axis == "samples":
+        return 1.0, "samples trained on"
+    longest_s = max(point.training_s or 0.0 for line in curves.lines for point in line.points)
+    in_minutes = longest_s >= MINUTES_FROM_S
+    return (60.0, "training time, in min") if in_minutes else (1.0, "training time, in s")
+
+
+# The plots of a scaling series: speedup and efficiency with their intervals, against ideal and the fitted law.
+
+
+STEPS = 40  # of the law's line
+TITLES = {"speedup": "speedup over one device", "efficiency": "efficiency, in %"}
+
+
+def scaling_svg(found: Scaling, what: str, name: str) -> str:
+    """`speedup` over the devices, both axes logarithmic so that ideal is straight; or `efficiency`, close up."""
+    predictions = found.fit.predictions if found.fit else []
+    measured = [_row(point.devices, point.speedup, what) for point in found.points if point.speedup is not None]
+    ahead = [_row(one.devices, one.speedup, what) for one in predictions]
+    counts = sorted({row["x"] for row in (*measured, *ahead)})
+    x = alt.X("x:Q", axis=alt.Axis(title="devices", values=counts, format="d", grid=False), scale=_logarithmic())
+    y = _y_of(what, counts)
+    every = [counts[-1] ** (step / STEPS) for step in range(STEPS + 1)]
+    ideal = [_row(at, ValueInterval(at), what) for at in (1, counts[-1])]
+    layers: list[Any] = [
+        _chart(ideal).mark_line(color="var(--ink-soft)", strokeDash=[4, 4], strokeWidth=1.2).encode(x=x, y=y)
+    ]
+    law = _law(found)
+    if law is not None:
+        line = [_row(at, ValueInterval(law.speedup(at)), what) for at in every]
+        layers.append(_chart(line).mark_line(color=COLOURS[1], strokeWidth=1.5, opacity=0.8).encode(x=x, y=y))
+    for rows, colour, filled in ((ahead, COLOURS[1], False), (measured, COLOURS[0], True)):
+        if rows:
+            bars = _chart(rows).mark_rule(color=colour, strokeWidth=2)
+            layers.append(bars.encode(x=x, y=alt.Y("low:Q", title=TITLES[what]), y2="high:Q"))
+            layers.append(_chart(rows).mark_point(color=colour, filled=filled, size=64, opacity=1).encode(x=x, y=y))
+    return draw(alt.layer(*layers).properties(width=HALF, height=300), name)
+
+
+def _row(devices: float, speedup: ValueInterval, what: str) -> dict[str, float]:
+    """A place in the plot with the ends of its bar."""
+    low = speedup.value if speedup.low is None else speedup.low
+    high = speedup.value if speedup.high is None else speedup.high
+    size = 1.0 if what == "speedup" else devices / 100.0
+    return {"x": devices, "y": speedup.value / size, "low": low / size, "high": high / size}
+
+
+def _y_of(what: str, counts: list[float]) -> Any:
+    title = TITLES[what]
+    if what == "speedup":
+        return alt.Y("y:Q", axis=alt.Axis(title=title, values=counts, format="d"), scale=_logarithmic())
+    return alt.Y("y:Q", title=title, scale=alt.Scale(zero=False, nice=True))
+
+
+def _logarithmic() -> Any:
+    return alt.Scale(type="log", base=2, nice=False, padding=16)
+
+
+def _chart(rows: list[dict[str, float]]) -> Any:
+    return alt.Chart(alt.Data(values=rows))
+
+
+def _law(found: Scaling) -> Law | None:
+    if found.fit is None:
+        return None
+    return Law(found.kind, found.fit.sigma.value, found.fit.kappa.value if found.fit.kappa else 0.0)

@@ -16,7 +16,7 @@ from prony.sites.locks import claim_run, run_claimant
 from prony_node.contract import files
 from prony_node.contract.cache import remove_half_written, remove_leftovers
 from prony_node.contract.errors import RequestError
-from prony_node.contract.logs import MOST_BYTES, read_new
+from prony_node.contract.files import MOST_BYTES, read_new
 from prony_node.contract.machine import is_alive
 from prony_node.contract.record import Failure, Record, load_record
 from prony_node.contract.run_folder import (

@@ -22,8 +22,7 @@ from prony.sites.locks import other_root_hint
 from prony.sites.site import Partition, Site, choose_partition, find_site_of_job
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.logs import limit_logs, logs_of_job
-from prony_node.contract.parallel import devices_per_node
+from prony_node.contract.files import limit_logs, logs_of_job
 from prony_node.contract.safe_files import (
     GROUP_READS_FOLDER,
     IS_JOBS,
@@ -41,6 +40,7 @@ from prony_node.contract.safe_files import (
     user_name,
     write_alone,
 )
+from prony_node.contract.settings import devices_per_node
 from prony_node.contract.trial import Plan, check_schema
 from prony_node.contract.typed import JsonObject, decode, empty, encode
 

@@ -12,7 +12,7 @@ from prony.sites.job import JobOutcome
 from prony.sites.kubernetes_manifest import JOB_LABEL
 from prony.sites.protocol import Status
 from prony.sites.site import ARCHITECTURES, Partition
-from prony_node.contract.digits import is_digits
+from prony_node.contract.errors import is_digits
 from prony_node.contract.run_folder import make_failure
 from prony_node.contract.typed import optional
 

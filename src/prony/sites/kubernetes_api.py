@@ -27,9 +27,8 @@ from prony.sites.kubernetes_answers import (
 from prony.sites.kubernetes_manifest import Manifest
 from prony.sites.protocol import PAUSES_S, Warn
 from prony_node.contract import files
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError
-from prony_node.contract.extras import install_command
+from prony_node.contract.errors import RequestError, is_digits
+from prony_node.contract.plugins import install_command
 from prony_node.contract.safe_files import open_plain
 from prony_node.contract.typed import Malformed, decode, encode
 

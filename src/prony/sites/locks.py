@@ -21,7 +21,6 @@ from pathlib import Path
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.contract.machine import identify, is_alive
-from prony_node.contract.parallel import devices_per_node
 from prony_node.contract.safe_files import (
     NotPlain,
     group_name,
@@ -33,6 +32,7 @@ from prony_node.contract.safe_files import (
     user_name,
     who_can_replace,
 )
+from prony_node.contract.settings import devices_per_node
 from prony_node.contract.trial import Trial
 
 FILE = ".claims"

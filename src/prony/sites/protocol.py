@@ -17,8 +17,8 @@ from prony.sites.job import BlockRun, Job
 from prony.sites.site import Partition, Site
 from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import all_devices, devices_per_node
 from prony_node.contract.safe_files import make_own_folder, open_plain
+from prony_node.contract.settings import all_devices, devices_per_node
 
 PATIENCE_S = 60.0  # for one answer
 PAUSES_S = (1.0, 4.0, 10.0)  # between tries

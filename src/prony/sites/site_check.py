@@ -13,7 +13,7 @@ from prony.sites.collect import read_text
 from prony.sites.job import Job
 from prony.sites.script import image_for
 from prony.sites.site import ARCHITECTURES, Partition
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.contract.typed import JsonObject
 
 MOST_BEGINNINGS = 100  # places where an answer is looked for: each try may read all that follows

@@ -28,8 +28,7 @@ from prony.sites.protocol import (
 )
 from prony.sites.script import NEAR_END, make_script
 from prony.sites.site import ARCHITECTURES, WORD, Partition, Site
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, is_digits
 from prony_node.contract.run_folder import make_failure
 from prony_node.contract.safe_files import read_plain
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from prony.store.anchors import SCHEMA as ANCHORS_SCHEMA
 from prony_node.contract import files
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError, nearest
+from prony_node.contract.errors import RequestError, is_digits, nearest
 from prony_node.contract.safe_files import (
     GROUP_ADDS,
     GROUP_LOCKS,

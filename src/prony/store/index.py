@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, or_, select
 
-from prony.store.database import Database, StaleIndex, Unwritable, place_of, team_address
+from prony.store.database import Database, StaleIndex, Unwritable, others_write, place_of, team_address
 from prony.store.rows import (
     ROW_VERSION,
     ColumnValue,
@@ -28,7 +28,6 @@ from prony.store.rows import (
     scan_in_parts,
     storable,
 )
-from prony.store.sqlite_file import others_write
 from prony.store.tables import detail_table, put_rows, run_table, take_out
 from prony_node.contract import files
 from prony_node.contract.cache import make_own_cache, remove_leftovers

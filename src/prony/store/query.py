@@ -27,9 +27,9 @@ from sqlalchemy import (
 from sqlalchemy.types import JSON
 
 from prony.store import anchors
+from prony.store.database import connect
 from prony.store.index import JOINED, Store
 from prony.store.rows import METRIC_COLUMNS, NAMED_METRICS, NUMBER_SETTINGS, TEXT_SETTINGS, storable
-from prony.store.sqlite_file import connect
 from prony.store.tables import anchor_table, detail_table, run_table
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.metrics import METRICS

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from prony.store.rows import NO_NUMBER, ColumnValue, row_of_record
 from prony_node.contract.errors import RequestError
-from prony_node.contract.extras import install_command
 from prony_node.contract.files import make_folders, open_temporary, temporary_name
+from prony_node.contract.plugins import install_command
 from prony_node.contract.record import parse_record
 from prony_node.contract.safe_files import MOST_TIMES, READ_LIMIT, most_unpacked
 from prony_node.contract.typed import JsonObject

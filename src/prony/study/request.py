@@ -11,8 +11,7 @@ from typing import Any
 
 from prony_node.contract import plugins
 from prony_node.contract.errors import ParameterError, RequestError, nearest, unknown
-from prony_node.contract.kernels import former_setting
-from prony_node.contract.settings import SETTINGS, Setting
+from prony_node.contract.settings import SETTINGS, Setting, former_setting
 from prony_node.contract.trial import LOADER_ONLY, Peak, Plan, Stop, Trial
 from prony_node.workloads import WORKLOADS, find_workload, plugin_of
 from prony_node.workloads.config import Workload

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from prony.study.request import split_words, with_loader
 from prony.study.space import known_settings, split_values
 from prony_node.contract.errors import ParameterError, RequestError, unknown
-from prony_node.contract.kernels import join_kernels, kernel_names
 from prony_node.contract.record import Phase, Record
 from prony_node.contract.run_folder import is_unverified
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, join_kernels, kernel_names
 from prony_node.contract.trial import Trial, reads_data_set
 from prony_node.workloads.config import Workload
 

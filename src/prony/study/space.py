@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError, nearest
+from prony_node.contract.errors import RequestError, is_digits, nearest
 from prony_node.contract.settings import COUNT_LIMIT, SETTINGS, Setting, Value
 from prony_node.contract.trial import Stop, Trial
 from prony_node.workloads.config import Workload

@@ -12,16 +12,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from prony.catalog.published import ClaimSpec, PlotSpec, TableSpec
+from prony.catalog import ClaimSpec, PlotSpec, TableSpec
 from prony.document import read_document
 from prony.study.request import make_stop, split_words, with_loader
 from prony.study.space import Axis, Planned, StudyPart, expand, known_settings, split_values
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import ParameterError, RequestError
+from prony_node.contract.errors import ParameterError, RequestError, is_digits
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import OPTIONS, SEVERAL_ONLY, devices_per_node
 from prony_node.contract.record import OUT_OF_MEMORY
-from prony_node.contract.settings import SETTINGS, Value
+from prony_node.contract.settings import OPTIONS, SETTINGS, SEVERAL_ONLY, Value, devices_per_node
 from prony_node.contract.trial import Stop, Trial, settings_hash
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload

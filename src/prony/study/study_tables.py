@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from prony.catalog.published import (
+from prony.catalog import (
     FIELDS,
     FIRST_EPOCH,
     HEAT,

@@ -13,9 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from prony_node.contract.facts import DeviceFacts, MissingFact
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import Wire
 from prony_node.contract.record import CompileCacheUse, Metric
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, Wire
 from prony_node.contract.typed import JsonObject, encode
 from prony_node.measure.checks import StillTraining
 from prony_node.measure.loop import Clock, Stopwatch

@@ -1,8 +1,4 @@
-"""What a package adds to Prony: power readers, workloads, launchers and formats, each by an entry point of its group.
-
-Prony's own are tables of the same shape. They are no entry points, since the node program also runs as a zip, of which
-nothing is installed, and since a run of Prony's own workload need not read the metadata of every package.
-"""
+"""What packages add to Prony through entry points, and which extra of Prony's own brings a library."""
 
 from __future__ import annotations
 
@@ -18,6 +14,12 @@ from typing import Any
 
 from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.typed import JsonObject
+
+# What a package adds to Prony: power readers, workloads, launchers and formats, each by an entry point of its group.
+#
+# Prony's own are tables of the same shape. They are no entry points, since the node program also runs as a zip, of
+# which nothing is installed, and since a run of Prony's own workload need not read the metadata of every package.
+
 
 POWER_READERS, WORKLOADS = "prony.power_readers", "prony.workloads"
 LAUNCHERS, FORMATS = "prony.launchers", "prony.formats"
@@ -205,3 +207,39 @@ def _content_hash(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return "unreadable"
+
+
+# Which extra of the package brings a library, so that a missing one is answered with what to install.
+
+
+# The extras of pyproject.toml that a node may need, each with the names under which its libraries are imported.
+EXTRAS = {
+    "node": ("torch", "pynvml"),
+    "vision": ("torchvision", "timm", "PIL", "safetensors"),
+    "language": ("transformers", "tokenizers", "safetensors"),
+    "scenes": (
+        "torchvision", "transformers", "segmentation_models_pytorch", "scipy",
+        "timm", "PIL", "tokenizers", "safetensors",
+    ),
+}  # fmt: skip
+OF_FAMILY = {"segment": "scenes", "dino": "scenes"}  # of others the first extra that has the library is right
+FAMILIES = "prony_node.workloads."
+
+
+def extra_of(library: str, module: str = "") -> str | None:
+    """The extra that brings a library to the workload of this module; None for a library that no extra has."""
+    own = OF_FAMILY.get(module.removeprefix(FAMILIES).partition(":")[0])
+    if own is not None and library in EXTRAS[own]:
+        return own
+    return next((extra for extra, libraries in EXTRAS.items() if library in libraries), None)
+
+
+def install_command(extra: str) -> str:
+    return f"pip install 'prony[{extra}]'"
+
+
+def missing_library(library: str, module: str = "") -> str:
+    """The sentence of a run whose workload cannot import a library."""
+    extra = extra_of(library, module)
+    how = f": {install_command(extra)}" if extra else ""
+    return f"this workload needs {library}, which is not installed here{how}"

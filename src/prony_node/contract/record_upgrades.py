@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from prony_node.contract.kernels import FORMER, join_kernels
+from prony_node.contract.settings import FORMER, join_kernels
 from prony_node.contract.trial import settings_hash
 from prony_node.contract.typed import LARGEST
 

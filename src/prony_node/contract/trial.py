@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import NewerSchema, RequestError
+from prony_node.contract.errors import NewerSchema, RequestError, is_digits
 from prony_node.contract.files import canonical_json
-from prony_node.contract.parallel import check_parallel
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, check_parallel
 
 
 def settings_hash(workload: str, settings: Mapping[str, Value | float | None]) -> str:

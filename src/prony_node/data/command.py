@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEST, RequestError, unknown
-from prony_node.contract.extras import install_command
+from prony_node.contract.plugins import install_command
 from prony_node.data.generated_folder import DEFAULT_SAMPLES, FILES_ALONE, FORMS, generated_folder
 
 if TYPE_CHECKING:

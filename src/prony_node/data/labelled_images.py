@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
-from prony_node.contract.digits import is_digits
+from prony_node.contract.errors import is_digits
 from prony_node.contract.files import read_plain_json, to_json
 from prony_node.contract.safe_files import write_alone
 from prony_node.data.dataset import (

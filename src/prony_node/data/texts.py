@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prony_node.contract import RequestError
-from prony_node.contract.extras import install_command
+from prony_node.contract.plugins import install_command
 from prony_node.contract.safe_files import most_unpacked
 from prony_node.data.dataset import SPLITS, DataSet, DataSetLayout, Origin, Tokenizer, listing, refuse
 

@@ -4,12 +4,9 @@ Nothing here raises: a fact that could not be found is null, with its reason in 
 framework knows of its devices is asked of the framework (`prony_node.backends`).
 """
 
-from prony_node.facts.container import container_facts, environment_facts
-from prony_node.facts.fingerprint import fingerprint
-from prony_node.facts.host import host_facts
-from prony_node.facts.software import software_facts, source_facts
-from prony_node.facts.watch import Watch
-from prony_node.facts.watch_checks import watch_checks
+from prony_node.facts.host import container_facts, environment_facts, host_facts
+from prony_node.facts.software import fingerprint, software_facts, source_facts
+from prony_node.facts.watch import Watch, watch_checks
 
 __all__ = [
     "Watch",

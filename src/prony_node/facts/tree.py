@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prony_node.contract.digits import is_digits
+from prony_node.contract.errors import is_digits
 from prony_node.contract.facts import MissingFact, PciLink
 from prony_node.contract.typed import stated
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from prony_node.contract import files
 from prony_node.contract.cache import MEETING
-from prony_node.contract.extras import missing_library
-from prony_node.contract.parallel import all_devices, devices_per_node, ranks_per_node
+from prony_node.contract.plugins import missing_library
 from prony_node.contract.record import Failure
 from prony_node.contract.run_folder import EndedRank, LauncherReport
+from prony_node.contract.settings import all_devices, devices_per_node, ranks_per_node
 from prony_node.contract.trial import Plan
 from prony_node.contract.typed import encode
 from prony_node.parallel.place import ADDRESS, RENDEZVOUS, allowed_cores, meeting_place, node_rank

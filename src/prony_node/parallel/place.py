@@ -12,12 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from prony_node.contract.digits import counted, is_digits
-from prony_node.contract.errors import RequestError
+from prony_node.contract.errors import RequestError, counted, is_digits
 from prony_node.contract.machine import cpu_list, parse_cpu_list
-from prony_node.contract.parallel import check_nodes, rank_count, ranks_per_node
-from prony_node.contract.rank_result import RankBinding
-from prony_node.contract.settings import Value
+from prony_node.contract.run_folder import RankBinding
+from prony_node.contract.settings import Value, check_nodes, rank_count, ranks_per_node
 from prony_node.contract.typed import stated
 from prony_node.nvml import NvmlError, open_nvml
 

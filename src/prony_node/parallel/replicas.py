@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import Wire, form_of
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, Wire, form_of
 from prony_node.parallel.place import RankPosition
 
 # This rank among the others: what they tell each other, outside of the measured steps.

@@ -22,8 +22,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import AXES, STAGES_A_DEVICE, Arrangement, Wire, arrangement
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import AXES, STAGES_A_DEVICE, Arrangement, Value, Wire, arrangement
 from prony_node.parallel.replicas import Replicas, blocks_of
 
 

@@ -33,7 +33,7 @@ from prony_node.contract.metrics import find_rates
 from prony_node.power.account import ENERGY, Account, Terminal, account_json, account_lines, make_account
 from prony_node.power.any_command import LEAST_INTERVAL_S, MOST_INTERVAL_S, parse_readers
 from prony_node.power.figures import MeasuredNode, PartEnergy
-from prony_node.power.sampler_process import NotShared, SharedSampler, join
+from prony_node.power.recording import NotShared, SharedSampler, join
 from prony_node.power.window import SHORTEST_S
 
 BUFFER_S = 0.6  # a driver's own buffer is asked every half second

@@ -12,7 +12,6 @@ from typing import Any
 from prony_node.backends.protocol import CollectiveBuffers, CollectiveGroup
 from prony_node.contract import files
 from prony_node.contract.machine import identify
-from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import (
     Check,
     CollectiveCurve,
@@ -25,6 +24,7 @@ from prony_node.contract.record import (
     measured,
     missing,
 )
+from prony_node.contract.run_folder import RankResult
 from prony_node.contract.typed import stated
 from prony_node.measure import checks
 from prony_node.measure.cpu_usage import CpuUsage

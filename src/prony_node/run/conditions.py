@@ -140,7 +140,7 @@ class ConditionSampler:
 def judged(watched: HostConditions, window: Sequence[float] | None) -> list[tuple[str, list[Check]]]:
     """The checks of each device's conditions within the steady window, by that host's clock."""
     try:
-        from prony_node.facts.watch_checks import watch_checks
+        from prony_node.facts.watch import watch_checks
 
         if window is None:
             raise ValueError("it has no steady window")

@@ -11,11 +11,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from prony_node.contract import files
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.metrics import JOULES_A_WH
-from prony_node.contract.parallel import ranks_per_node
-from prony_node.contract.rank_result import Interval, RankResult, RankTimes
 from prony_node.contract.record import (
     Check,
     EnergyDetail,
@@ -25,8 +23,9 @@ from prony_node.contract.record import (
     measured,
     missing,
 )
-from prony_node.contract.run_folder import Energy, Parts
+from prony_node.contract.run_folder import Energy, Interval, Parts, RankResult, RankTimes
 from prony_node.contract.safe_files import plain_lines
+from prony_node.contract.settings import ranks_per_node
 from prony_node.contract.trial import Plan
 from prony_node.contract.typed import encode, overlaid, stated
 from prony_node.power.figures import (
@@ -38,8 +37,7 @@ from prony_node.power.figures import (
     covered,
     span_energy,
 )
-from prony_node.power.recording import Recording, read_recording, sensor_from_json
-from prony_node.power.sampler_process import SamplerProcess
+from prony_node.power.recording import Recording, SamplerProcess, read_recording, sensor_from_json
 from prony_node.power.sensor import Sensor
 from prony_node.power.window import NoEnergy, best_within
 from prony_node.run.conditions import wait_for_others, why_unseen

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from prony_node.contract import files
-from prony_node.contract.logs import PART_BYTES, Frame, encode, in_parts, limit_logs, logs_of_job, plain, read_new
+from prony_node.contract.files import PART_BYTES, Frame, encode, in_parts, limit_logs, logs_of_job, plain, read_new
 from prony_node.contract.safe_files import open_alone, open_in_run, open_own_folder, read_in_run, read_plain, walk_run
 
 LIMIT_LOGS_EVERY_S = 0.5

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import Check, Metric, Phase
+from prony_node.contract.run_folder import RankResult
 from prony_node.contract.settings import Value
 from prony_node.contract.trial import settings_hash
 from prony_node.run.watchdog import Progress

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.backends.protocol import Flops
-from prony_node.contract.parallel import devices_of_model, models
-from prony_node.contract.rank_result import Findings, RankResult
 from prony_node.contract.record import Check, Metric, Phase, Steady, WorkDone, measured, missing
-from prony_node.contract.settings import Value
+from prony_node.contract.run_folder import Findings, RankResult
+from prony_node.contract.settings import Value, devices_of_model, models
 from prony_node.contract.trial import Peak
 from prony_node.measure import checks
 from prony_node.measure.loop import Window, latency_metrics

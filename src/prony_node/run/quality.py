@@ -10,15 +10,13 @@ from typing import Any
 
 from prony_node.backends.protocol import Batch, SplitAnswers
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import replicas
-from prony_node.contract.rank_result import Findings
 from prony_node.contract.record import Check, LearnedEpoch, Learning, Metric, Phase, TargetReached, measured, missing
-from prony_node.contract.settings import MORE, SCORES, SHARES, QualityTarget, parse_target
+from prony_node.contract.run_folder import Findings
+from prony_node.contract.settings import MORE, SCORES, SHARES, QualityTarget, parse_target, replicas
 from prony_node.contract.typed import stated
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
-from prony_node.run.auto_batch import STEPS
 from prony_node.run.journal import Journal
-from prony_node.run.prepare import Built, Setup
+from prony_node.run.prepare import STEPS, Built, Setup
 from prony_node.stats import Decision, Tracker, share_interval
 
 WARM_UP = 0.2  # share of the steps until the highest rate

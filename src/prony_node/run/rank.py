@@ -1,4 +1,4 @@
-"""The process that holds the device: `python -m prony_node.run.rank PLAN FOLDER`, started by the supervisor."""
+"""The process that holds the device: `python -m prony_node.run.rank PLAN FOLDER`, for one run or a walk of several."""
 
 from __future__ import annotations
 
@@ -9,24 +9,70 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from prony_node.backends import framework
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.extras import missing_library
+from prony_node.contract.plugins import missing_library
 from prony_node.contract.record import Failure
-from prony_node.contract.trial import Plan
+from prony_node.contract.run_folder import RankResult
+from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import encode
 from prony_node.facts.software import imported_versions
-from prony_node.parallel.place import place_of
-from prony_node.run.auto_batch import TryFailed
+from prony_node.parallel.place import RankPosition, place_of
 from prony_node.run.journal import Journal
+from prony_node.run.prepare import TryFailed
 from prony_node.run.processes import enter_rank_folder
 from prony_node.run.run import run
-from prony_node.run.walk import walk
 from prony_node.workloads import WORKLOADS
+
+# A walk: several batch sizes of one configuration, screened one after the other in one process.
+#
+# Most of a short run is not measuring: starting Python, importing torch and opening the device cost more than a window
+# of two seconds. A walk pays for them once. Each size is still built, compiled, warmed up and measured by itself.
+
+
+def walk(plan: Plan, whole: Journal, place: RankPosition, describe: Callable[[Exception, str], Failure]) -> None:
+    """Screen the sizes in the order of the plan, each into a folder of its own; the first that fails ends the walk.
+
+    That is the order of the plan for a reason: what follows a size that ran out of memory needs more of it.
+    `describe` makes a failure of an error and of what memory was free. `whole` keeps what is known of the last good
+    size.
+    """
+    for batch in plan.walk:
+        trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
+        journal = Journal(whole.folder)
+        try:
+            run(replace(plan, trial=trial, walk=()), journal, place)
+            journal.keep(status="ok")
+        except Exception as error:
+            traceback.print_exc()
+            journal.keep(status="failed", failure=describe(error, journal.result.memory_free or ""))
+        found = journal.result
+        keep(whole.folder, batch, found)
+        if found.status != "ok":
+            return
+        whole.keep(unit=found.unit, effective=found.effective, effective_hash=found.effective_hash)
+        whole.keep(device_from_monotonic=found.device_from_monotonic)
+        framework().open(str(trial.settings.get("device", "auto"))).forget()
+
+
+def keep(folder: Path, batch: int, result: RankResult) -> None:
+    """The result of a size and its step series, in its folder."""
+    own = folder / files.WALK / str(batch)
+    files.make_folder(own.parent)
+    files.make_folder(own)
+    for name in (files.STEPS, files.EFFECTIVE):
+        if (folder / name).exists():
+            files.move(folder / name, own / name)
+    files.write_whole(own / files.RESULT, encode(result))
+
+
+# The process that holds the device: `python -m prony_node.run.rank PLAN FOLDER`, started by the supervisor.
+
 
 TORCH_ADVICE = "If reserved but unallocated memory is large"  # from here on it is about the allocator's settings
 

@@ -10,17 +10,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from prony_node.contract import files
-from prony_node.contract.rank_result import RankResult
+from prony_node.contract.run_folder import RankResult
 from prony_node.contract.trial import Plan
 from prony_node.parallel.place import RankPosition
 from prony_node.run.collective import measure_collective
 from prony_node.run.journal import Journal
 from prony_node.run.judge import judge
-from prony_node.run.measuring import WindowPlan, measure
+from prony_node.run.measuring import WindowPlan, measure, warm_up
 from prony_node.run.prepare import Built, Setup, build, open_data, prepare
 from prony_node.run.quality import plan_epochs, plan_split
 from prony_node.run.step_series import write_blocks
-from prony_node.run.warm_up import warm_up
 
 
 def run(plan: Plan, journal: Journal, place: RankPosition | None = None) -> RankResult:

@@ -12,8 +12,6 @@ from statistics import median
 
 from prony_node.contract import files
 from prony_node.contract.machine import identify
-from prony_node.contract.parallel import AXES, devices_of_model, form_of, replicas
-from prony_node.contract.rank_result import RankResult, RankTimes
 from prony_node.contract.record import (
     Check,
     Metric,
@@ -26,6 +24,8 @@ from prony_node.contract.record import (
     measured,
     missing,
 )
+from prony_node.contract.run_folder import RankResult, RankTimes
+from prony_node.contract.settings import AXES, devices_of_model, form_of, replicas
 from prony_node.contract.typed import overlaid, stated
 from prony_node.measure.loop import measured_loop, steps_per_block
 from prony_node.run.measuring import Measured

@@ -14,10 +14,10 @@ from pathlib import Path
 from prony_node.contract import files
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEST, RequestError, signal_name
 from prony_node.contract.facts import HostConditions
-from prony_node.contract.logs import limit_logs, logs_of_run
-from prony_node.contract.parallel import rank_count, ranks_per_node
+from prony_node.contract.files import limit_logs, logs_of_run
 from prony_node.contract.record import Check, Failure
 from prony_node.contract.run_folder import SUPERVISOR, Energy, NodeEnd, Parts, assemble, read_parts, write_manifest
+from prony_node.contract.settings import rank_count, ranks_per_node
 from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import JsonObject, decode, encode
 from prony_node.parallel.place import node_rank
@@ -26,20 +26,18 @@ from prony_node.run.conditions import ConditionSampler, FactsWriter, conditions_
 from prony_node.run.energy import energy_of_node, energy_of_run, no_energy, start_sampler
 from prony_node.run.processes import (
     NEAR_END,
+    LauncherEnd,
+    OutOfMemoryWitness,
     RankProcess,
     SignalPipe,
     adopt_orphans,
+    ask_where,
     controller_is_gone,
     controller_pid,
     end_adopted,
     end_with_parent,
-    read_tail,
-)
-from prony_node.run.rank_failures import (
-    LauncherEnd,
-    OutOfMemoryWitness,
-    ask_where,
     launcher_failure,
+    read_tail,
     where_they_stood,
 )
 from prony_node.run.watchdog import Watchdog

@@ -23,7 +23,6 @@ from typing import Any
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import in_lockstep, models, rank_count
 from prony_node.contract.record import EnergyDetail, Metric, Record, implausible, parse_record
 from prony_node.contract.record_upgrades import name_kernels, trial_with_kernels
 from prony_node.contract.run_folder import (
@@ -41,6 +40,7 @@ from prony_node.contract.run_folder import (
     read_parts,
 )
 from prony_node.contract.safe_files import plain_lines
+from prony_node.contract.settings import in_lockstep, models, rank_count
 from prony_node.contract.trial import Plan, settings_hash
 from prony_node.contract.typed import encode
 from prony_node.run.energy import ENERGY_METRICS, QUALITY_ENERGY_METRICS, energy_of_run

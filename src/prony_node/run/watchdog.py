@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.contract import files
-from prony_node.contract.parallel import rank_count
 from prony_node.contract.record import FailureKind
 from prony_node.contract.safe_files import open_in_run, stat_in_run
+from prony_node.contract.settings import rank_count
 from prony_node.contract.trial import Plan
 from prony_node.stats import Decision, StopRule
 

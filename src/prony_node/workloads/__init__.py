@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError, unknown
-from prony_node.contract.parallel import devices_of_model
+from prony_node.contract.settings import devices_of_model
 from prony_node.workloads.ceilings_config import CEILINGS
 from prony_node.workloads.collective_config import COLLECTIVES
 from prony_node.workloads.config import PUBLISHED as PUBLISHED

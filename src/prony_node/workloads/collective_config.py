@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import all_devices
-from prony_node.contract.settings import Setting, Value
+from prony_node.contract.settings import Setting, Value, all_devices
 from prony_node.workloads.config import Workload
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

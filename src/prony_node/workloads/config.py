@@ -8,10 +8,23 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prony_node.contract.errors import RequestError, nearest
-from prony_node.contract.kernels import DEFAULT, LIBRARY, join_kernels, kernel_names
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import check_model, devices_of_model, fill_batches, form_of, parallel_defaults
-from prony_node.contract.settings import DEFAULT_EPOCHS, Setting, Value, parse_settings, parse_target
+from prony_node.contract.settings import (
+    DEFAULT,
+    DEFAULT_EPOCHS,
+    LIBRARY,
+    Setting,
+    Value,
+    check_model,
+    devices_of_model,
+    fill_batches,
+    form_of,
+    join_kernels,
+    kernel_names,
+    parallel_defaults,
+    parse_settings,
+    parse_target,
+)
 from prony_node.contract.trial import (
     DATA_SET_ONLY,
     INFERENCE_ONLY,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from prony_node.backends.torch.task import Batch, Task
-from prony_node.contract.kernels import uses_kernel
-from prony_node.contract.parallel import replicas
+from prony_node.contract.settings import replicas, uses_kernel
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.detection import (
     BOXES,

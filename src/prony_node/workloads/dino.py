@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 
 from prony_node.backends.torch.task import Batch, Task
-from prony_node.contract.kernels import uses_kernel
+from prony_node.contract.settings import uses_kernel
 from prony_node.data.detection import COCO_SCENERY, COUNTS, IMAGES, MOST_BOXES, SIZES, TINY_SCENERY, box_sampler
 from prony_node.workloads.detect_config import size_of
 from prony_node.workloads.dino_model import DeformableAttention, Dino, Targets, ToHost, corners, generalised_iou

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from prony_node.backends.torch.task import Batch, Task
-from prony_node.contract.kernels import uses_kernel
-from prony_node.contract.parallel import replicas
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, replicas, uses_kernel
 from prony_node.contract.trial import learns_to_quality
 from prony_node.data.synthetic import image_sampler
 from prony_node.workloads.weights import with_weights

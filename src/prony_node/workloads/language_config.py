@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import replicas
-from prony_node.contract.settings import Setting, Value
+from prony_node.contract.settings import Setting, Value, replicas
 from prony_node.workloads.config import CUDNN_BY_DEFAULT, WEIGHTS, Workload
 
 SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)

@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prony_node.backends.torch.task import Batch, Task
-from prony_node.contract.kernels import uses_kernel
-from prony_node.contract.parallel import replicas
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, replicas, uses_kernel
 from prony_node.data.segmentation import IGNORED, region_sampler
 from prony_node.workloads.image import fold_batch_norms, fuse_blocks
 from prony_node.workloads.weights import Head, with_weights

@@ -2,13 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from prony.store.anchors import Anchor
-from prony.store.foreign.reading import ImportOptions, read_results
-from prony_node.contract import plugins
-from prony_node.contract.errors import RequestError
+from prony.store.anchors import FIELDS, Anchor, FoundValues, make_anchor, number_in
+from prony_node.contract import files, plugins
+from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.safe_files import READ_LIMIT
+
+# What the parsers of others' results share: the file's text, its tables, and what the person says beside it.
+
+
+LARGEST = READ_LIMIT  # bytes of a file of results
+MOST_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the file does not say: its source, what its columns mean, and fields that hold for all of it."""
+
+    source: str
+    columns: dict[str, str] = field(default_factory=dict)  # a column's name to the field it holds
+    fixed: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (*self.columns.values(), *self.fixed):
+            if name.partition(":")[0] not in FIELDS:
+                raise unknown("field of an anchor", name, FIELDS)
+
+    def anchor(self, form: str, found: FoundValues, more: Mapping[str, object] | None = None) -> Anchor:
+        """An anchor of what the file says; what the person says fills what it leaves out, and wins over it."""
+        return make_anchor(self.source, form, {**found, **self.fixed}, more)
+
+
+def read_results(path: Path) -> str:
+    """The text of a file, when it is one and of a size that results have."""
+    try:
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{path} is no regular file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise RequestError(f"{path} has more than the {LARGEST:,} bytes that a file of results may have")
+        return content.decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise RequestError(f"{path} could not be read: {error.strerror}") from None
+
+
+def read_document(text: str) -> Any:
+    """JSON, as others write it: NaN is no number, and is left out where it stands."""
+    try:
+        return json.loads(files.bounded_json(text.encode()), parse_constant=lambda _: None)
+    except ValueError as error:
+        raise RequestError(f"it is no JSON ({error})") from None
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = number_in(value.rstrip("% ")) if isinstance(value, str) else float(value)
+    except OverflowError:
+        return None
+    return number if number is not None and abs(number) < float("inf") else None
+
+
+def count_of(value: Any) -> int | None:
+    number = number_of(value)
+    whole = number is not None and number == int(number) and 0 <= number < 10**12
+    return int(number) if whole and number is not None else None
+
 
 ForeignParser = Callable[[str, ImportOptions], list[Anchor]]
 

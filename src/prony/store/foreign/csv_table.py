@@ -7,7 +7,7 @@ import io
 import re
 
 from prony.store.anchors import FIELDS, Anchor
-from prony.store.foreign.reading import MOST_ROWS, ImportOptions, number_of
+from prony.store.foreign import MOST_ROWS, ImportOptions, number_of
 from prony.store.tabular import without_mark
 from prony_node.contract.errors import RequestError, nearest, unknown
 

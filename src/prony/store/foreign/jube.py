@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from prony.store.anchors import Anchor
-from prony.store.foreign import csv_table
-from prony.store.foreign.reading import ImportOptions, number_of
+from prony.store.foreign import ImportOptions, csv_table, number_of
 from prony_node.contract.errors import RequestError
 
 FORM = "jube"

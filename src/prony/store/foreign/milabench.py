@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prony.store.anchors import Anchor
-from prony.store.foreign.reading import ImportOptions, count_of, number_of, read_document
+from prony.store.foreign import ImportOptions, count_of, number_of, read_document
 from prony_node.contract.errors import RequestError
 
 FORM = "milabench"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prony.store.anchors import Anchor
-from prony.store.foreign.reading import ImportOptions, count_of, number_of
+from prony.store.foreign import ImportOptions, count_of, number_of
 from prony_node.contract.errors import RequestError
 
 FORM = "mlperf"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prony.store.anchors import Anchor, FoundValues
-from prony.store.foreign.reading import ImportOptions, count_of, number_of, read_document
+from prony.store.foreign import ImportOptions, count_of, number_of, read_document
 from prony_node.contract.errors import RequestError
 
 FORM = "optimum"

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as distributed
 
 from prony_node.backends.protocol import Ability, DeviceAbilities
-from prony_node.contract.digits import is_digits
+from prony_node.contract.errors import is_digits
 from prony_node.contract.facts import DeviceFacts, PciLink, TorchFacts, TorchSwitches
 from prony_node.contract.typed import overlaid, stated
 from prony_node.facts.device import cpu_device_facts, with_vendor

@@ -12,11 +12,9 @@ from pathlib import Path
 import torch
 
 from prony_node.backends.torch.task import Task
-from prony_node.contract.digits import is_digits
-from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import devices_of_model, replicas
+from prony_node.contract.errors import RequestError, is_digits
 from prony_node.contract.record import Metric, measured, missing
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, devices_of_model, replicas
 from prony_node.measure.batch_search import OutOfMemory
 
 

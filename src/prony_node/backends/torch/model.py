@@ -18,8 +18,7 @@ from prony_node.backends.torch.step import Step, exact_fp32, untried
 from prony_node.backends.torch.task import Batch, Task
 from prony_node.backends.torch.training import Probes, parameter_norms, train_further
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import Wire, devices_of_model, in_lockstep, replicas
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, Wire, devices_of_model, in_lockstep, replicas
 from prony_node.contract.typed import JsonObject
 from prony_node.data.batches import (
     SentBatches,

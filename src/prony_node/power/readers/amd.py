@@ -18,8 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.sources import Folder, Library, as_number, name_of, plausible_j, plausible_w
-from prony_node.power.sensor import PowerReader, Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import (
+    Folder,
+    Library,
+    PowerReader,
+    Sensor,
+    SensorLost,
+    Unavailable,
+    as_number,
+    name_of,
+    plausible_j,
+    plausible_w,
+)
 
 MONITORS = "/sys/class/drm/card*/device/hwmon/hwmon*/name"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")

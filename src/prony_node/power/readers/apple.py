@@ -13,8 +13,7 @@ import plistlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from prony_node.power.readers.sources import CommandFailed, as_number, ask, plausible_w
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import CommandFailed, Sensor, SensorLost, Unavailable, as_number, ask, plausible_w
 
 SAMPLE_MS = 200
 COMMAND = ("powermetrics", "-n", "1", "-i", str(SAMPLE_MS), "--samplers", "cpu_power", "-f", "plist")

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prony_node.power.readers.sources import Folder, plausible_j
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import Folder, Sensor, SensorLost, Unavailable, plausible_j
 
 COUNTERS = "/sys/cray/pm_counters"
 COUNTER = re.compile(r"(?:(cpu|memory|accel)([0-9]{0,2})_)?energy", re.ASCII)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.sources import Folder, plausible_w
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import Folder, Sensor, SensorLost, Unavailable, plausible_w
 
 METERS = "/sys/class/hwmon/hwmon*"
 WHAT = re.compile(r"(module|grace|cpu|sysio) power socket ([0-9]{1,3})", re.ASCII | re.IGNORECASE)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.sources import Library, call, name_of, number_in, plausible_w
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import Library, Sensor, SensorLost, Unavailable, call, name_of, number_in, plausible_w
 
 IPU_POWER, BOARD_POWER = "ipu power", "total board power"
 

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.sources import Library, as_number, count_of, name_of, plausible_j, plausible_w
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import (
+    Library,
+    Sensor,
+    SensorLost,
+    Unavailable,
+    as_number,
+    count_of,
+    name_of,
+    plausible_j,
+    plausible_w,
+)
 
 ENERGY, POWER = "hlmlDeviceGetTotalEnergyConsumption", "hlmlDeviceGetPowerUsage"
 

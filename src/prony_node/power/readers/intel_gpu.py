@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.sources import Folder
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import Folder, Sensor, SensorLost, Unavailable
 
 CARDS = "/sys/class/drm/card[0-9]*"
 CARD = re.compile(r"card[0-9]{1,4}", re.ASCII)

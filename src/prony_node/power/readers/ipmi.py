@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.power.readers.sources import CommandFailed, Folder, ask, plausible_w
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import CommandFailed, Folder, Sensor, SensorLost, Unavailable, ask, plausible_w
 
 COMMAND = ("ipmitool", "dcmi", "power", "reading")
 DEVICES = ("/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0")

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prony_node.contract.digits import counted
+from prony_node.contract.errors import counted
 from prony_node.nvml import FIELD_AVERAGE, FIELD_INSTANT, MODULE, Nvml, NvmlError, open_nvml
 from prony_node.power.sensor import Reading, Sensor, SensorLost, Unavailable
 

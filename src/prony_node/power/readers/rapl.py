@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prony_node.contract.digits import is_digits
-from prony_node.power.readers.sources import Folder
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.contract.errors import is_digits
+from prony_node.power.sensor import Folder, Sensor, SensorLost, Unavailable
 
 ZONES = "/sys/class/powercap"
 ZONE = re.compile(r"([a-z-]*rapl[a-z-]*):([0-9]{1,4})(?::([0-9]{1,4}))?", re.ASCII)

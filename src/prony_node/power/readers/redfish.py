@@ -28,8 +28,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
-from prony_node.power.readers.sources import as_number, plausible_j, plausible_w
-from prony_node.power.sensor import Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import Sensor, SensorLost, Unavailable, as_number, plausible_j, plausible_w
 
 TIMEOUT_S = 5.0  # of one wait for the network
 WHOLE_S = 15.0  # of one answer

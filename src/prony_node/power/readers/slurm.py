@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prony_node.power.readers.sources import MOST_J, MOST_W, CommandFailed, as_number, ask
-from prony_node.power.sensor import Reading, Sensor, SensorLost, Unavailable
+from prony_node.power.sensor import (
+    MOST_J,
+    MOST_W,
+    CommandFailed,
+    Reading,
+    Sensor,
+    SensorLost,
+    Unavailable,
+    as_number,
+    ask,
+)
 
 TIMEOUT_S = 10.0
 NODE_PLUGINS = ("ipmi", "xcc", "pm_counters", "cray_aries", "ibmaem")  # those that measure the whole node

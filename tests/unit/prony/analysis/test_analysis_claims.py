@@ -23,11 +23,11 @@ from prony.analysis.claims import (
     judge,
 )
 from prony.analysis.published_tables import NOT_IN_SIZE, NOT_RUN, TINY_MODEL, StudyResults
-from prony.catalog.published import ACCURACY, FIRST_EPOCH, PER_WH, POWER, TIME, ClaimSpec, Ratio
+from prony.catalog import ACCURACY, FIRST_EPOCH, PER_WH, POWER, TIME, ClaimSpec, Ratio
 from prony.report.published import claim_line, claim_lines
 from prony.study.study_file import load_study
 from prony_node.contract.errors import RequestError
-from prony_node.contract.parallel import all_devices
+from prony_node.contract.settings import all_devices
 from prony_node.contract.trial import Trial
 from prony_node.workloads import find_workload
 

@@ -9,7 +9,7 @@ import pytest
 from documents import of_documents
 
 from prony.analysis.summary import headline, introduce, shown_settings, varying
-from prony.report.plot_data import sweeps
+from prony.report.series import sweeps
 
 introduce, shown_settings, varying = map(of_documents, (introduce, shown_settings, varying))
 headline, sweeps = map(of_documents, (headline, sweeps))

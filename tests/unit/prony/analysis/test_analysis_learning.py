@@ -16,7 +16,7 @@ from prony.analysis.summary import is_reached, learning_of, quality_of, thinned
 from prony.analysis.variation import groups
 from prony.report.lines import curve_table, data_lines, learning_lines
 from prony.report.numbers import format_quality
-from prony.report.plot_data import curves
+from prony.report.series import curves
 from prony_node.contract.errors import RequestError
 
 compare_quality, learning_of, quality_of, groups = map(of_documents, (compare_quality, learning_of, quality_of, groups))

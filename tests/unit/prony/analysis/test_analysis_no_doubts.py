@@ -10,7 +10,7 @@ from rich.console import Console
 
 from prony.analysis.summary import headline, no_doubts
 from prony.cli.tables import results_table, worst_check
-from prony.report.page import Badge, badge_of
+from prony.report.build import Badge, badge_of
 from prony_node.contract import Plan, Trial
 from prony_node.contract.record import new_record
 

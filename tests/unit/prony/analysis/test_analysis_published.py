@@ -8,7 +8,7 @@ import pytest
 from documents import of_documents
 
 from prony.analysis.published_tables import EPOCHS, NOT_RUN, TINY, Cell, StudyResults, Table, fill
-from prony.catalog.published import TableSpec
+from prony.catalog import TableSpec
 from prony.report.published import body, heads, published_lines
 from prony.study.space import expand
 from prony.study.study_file import load_study

@@ -17,7 +17,7 @@ from prony.analysis.scaling_series import find_series
 from prony.analysis.variation import PRIOR_DEVIATION
 from prony_node.contract.errors import RequestError
 from prony_node.contract.facts import ConditionSample, DeviceFacts
-from prony_node.facts.watch_checks import watch_checks
+from prony_node.facts.watch import watch_checks
 
 scaling, find_series = map(of_documents, (scaling, find_series))
 

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from prony.catalog.published import COUNTS, FIELDS, figures, published_names
+from prony.catalog import COUNTS, FIELDS, figures, published_names
 
 
 def test_the_catalog_has_the_publications() -> None:

@@ -15,7 +15,7 @@ from prony.cli.doctor import DoctorDocument, show
 from prony_node.contract.typed import decode
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; "
-ASK = "import json; from prony_node.run.doctor import doctor; print(json.dumps(doctor()))"
+ASK = "import json; from prony_node.run.questions import doctor; print(json.dumps(doctor()))"
 
 
 def ask(code: str) -> dict[str, Any]:

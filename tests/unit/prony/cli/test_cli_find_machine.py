@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from prony.engine import ask_node as module
-from prony.engine.ask_node import find_machine
+from prony.engine import possible as module
+from prony.engine.possible import find_machine
 from prony.engine.progress import silent
 from prony.sites.site import Partition
 from prony_node.contract.errors import RequestError

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
-from prony.store.sqlite_file import MARK
+from prony.store.database import MARK
 
 FOREIGN = Path(__file__).parents[3] / "replay" / "foreign"
 Call = Callable[..., Any]

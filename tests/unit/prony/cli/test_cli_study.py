@@ -21,9 +21,8 @@ from prony.cli.progress import LiveView, PlainView, make_view
 from prony.cli.study_output import forecast_lines
 from prony.engine.execute import execute
 from prony.engine.forecast import make_forecast, make_status
-from prony.engine.options import Options
 from prony.engine.progress import StudyProgress, silent
-from prony.engine.runs import RunOutcome, StudyOutcome
+from prony.engine.runs import Options, RunOutcome, StudyOutcome
 from prony.sites.collect import ProgressLine
 from prony.sites.local import LocalRun
 from prony.sites.locks import hold_devices, lock_folder

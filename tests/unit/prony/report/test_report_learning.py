@@ -12,9 +12,9 @@ import pytest
 from documents import of_documents
 
 from prony.report import build_report
-from prony.report.learning_plots import has_axis, learning_keys, learning_svg
 from prony.report.lines import curve_table, data_lines, learning_lines
-from prony.report.plot_data import curves
+from prony.report.plots import has_axis, learning_keys, learning_svg
+from prony.report.series import curves
 
 build_report, curve_table, data_lines = map(of_documents, (build_report, curve_table, data_lines))
 learning_lines, curves = map(of_documents, (learning_lines, curves))

@@ -13,7 +13,7 @@ from documents import of_documents
 
 from prony.analysis.published_plots import HEAT, LINES, Plot, draw
 from prony.analysis.published_tables import StudyResults
-from prony.catalog.published import Matched, PlotSpec
+from prony.catalog import Matched, PlotSpec
 from prony.report.build import report_text
 from prony.report.published import Captioned, panel_title, plot_caption
 from prony.report.published_plots import FILE, PAGE, plot_file, plot_svg, specification

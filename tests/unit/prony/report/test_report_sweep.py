@@ -8,8 +8,7 @@ from typing import Any
 
 from documents import of_documents
 
-from prony.report.plot_data import learned_sweeps, sweeps
-from prony.report.series import MOST_POINTS, read_series
+from prony.report.series import MOST_POINTS, learned_sweeps, read_series, sweeps
 
 learned_sweeps, sweeps, read_series = map(of_documents, (learned_sweeps, sweeps, read_series))
 

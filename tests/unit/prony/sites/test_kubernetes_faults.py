@@ -20,12 +20,11 @@ from kubernetes_mock import Mock, mock_server
 from prony.sites import kubernetes_api
 from prony.sites.job import NODE_ZIP, SUBMITTED, Job, JobOutcome, load, save_job
 from prony.sites.jobs import Jobs
-from prony.sites.kubernetes import Kubernetes
+from prony.sites.kubernetes import FETCHED, Kubernetes
 from prony.sites.kubernetes_api import Api, ApiProblem
-from prony.sites.kubernetes_fetch import FETCHED
 from prony.sites.protocol import QueueFull, Rendered, Status
 from prony_node.contract.errors import RequestError
-from prony_node.contract.logs import Frame, encode, in_parts
+from prony_node.contract.files import Frame, encode, in_parts
 from prony_node.contract.record import read_record
 from prony_node.run.job_script import bundle
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from kubernetes_jobs import ANY, make_job, make_run, make_site
 
-from prony.sites import kubernetes_fetch
+from prony.sites import kubernetes
 from prony.sites.collect import collect_all
 from prony.sites.job import Job, save_job
-from prony.sites.kubernetes_fetch import Receiver, unpack
-from prony_node.contract.logs import Frame, encode, in_parts
+from prony.sites.kubernetes import Receiver, unpack
+from prony_node.contract.files import Frame, encode, in_parts
 from prony_node.run.job_script import LARGEST_BYTES, LEFT_OUT, Sender, bundle
 
 RUN = "gpt-tiny-20260101T000000-000000"
@@ -120,13 +120,13 @@ def test_nobody_takes_a_folder_that_is_arriving_for_lost(
     """Another verb looks at the runs after every file that is written."""
     (there / "plan.json").write_text(json.dumps(job.runs[0].plan.to_json()))
     (there / "supervisor.json").write_text(json.dumps({"role": "supervisor", "job": job.id, "pid": 1, "host": "pod"}))
-    write = kubernetes_fetch._write
+    write = kubernetes._write
 
     def beside(root: Path, path: Path, body: bytes) -> None:
         write(root, path, body)
         assert collect_all(job.root) == []
 
-    monkeypatch.setattr(kubernetes_fetch, "_write", beside)
+    monkeypatch.setattr(kubernetes, "_write", beside)
     if whole:
         (there / "record.json").write_text('{"status": "ok"}')
         Receiver(job).feed(b"".join(map(encode, in_parts(RUN, bundle(there)))))

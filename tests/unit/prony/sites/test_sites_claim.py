@@ -12,8 +12,8 @@ import pytest
 
 from processes import need_proc
 from prony.engine.execute import execute
-from prony.engine.options import Options
 from prony.engine.progress import Event, Note, silent
+from prony.engine.runs import Options
 from prony.engine.search import TuningStudy, search_settings
 from prony.sites import locks
 from prony.sites.collect import wait_for_left

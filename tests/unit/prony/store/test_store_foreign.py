@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from prony.store import Store
 from prony.store.anchors import Anchor, keep_anchors, put_anchors, read_anchors
-from prony.store.foreign import FORMATS, read_foreign
-from prony.store.foreign.reading import ImportOptions, number_of
+from prony.store.foreign import FORMATS, ImportOptions, number_of, read_foreign
 from prony.store.query import StoreQuery, ask_anchors, ask_records
 from prony_node.contract.errors import RequestError
 

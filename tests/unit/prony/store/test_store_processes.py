@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from prony.store import Store, index
-from prony.store.sqlite_file import MARK
+from prony.store.database import MARK
 
 PROCESSES, FOLDERS = 4, 50
 INGEST = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prony.analysis.published_tables import MEASURES, NOT_IN_SIZE, StudyResults, fill
-from prony.catalog.published import PlotSpec, TableSpec, figures, published_names
+from prony.catalog import PlotSpec, TableSpec, figures, published_names
 from prony.study.study import study_of_words
 from prony.study.study_file import StudyFileOptions, load_study, parse_study, shipped_studies
 from prony_node.contract.errors import RequestError

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from prony.catalog.published import TableSpec, figures
+from prony.catalog import TableSpec, figures
 from prony.study.space import Planned
 from prony.study.study import Study
 from prony.study.study_file import load_study

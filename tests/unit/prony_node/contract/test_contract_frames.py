@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prony_node.contract.logs import MARK, PART_BYTES, Frame, decode, encode, in_parts, plain
+from prony_node.contract.files import MARK, PART_BYTES, Frame, decode, encode, in_parts, plain
 
 headers = st.dictionaries(
     st.text(max_size=20), st.one_of(st.text(max_size=20), st.integers(), st.booleans()), max_size=4

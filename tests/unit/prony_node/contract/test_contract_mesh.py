@@ -6,7 +6,7 @@ import pytest
 
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import arrangement, form_of, models, replicas
+from prony_node.contract.settings import arrangement, form_of, models, replicas
 from prony_node.workloads import find_workload
 
 CPU = Machine("cpu", None, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from prony_node.contract import RequestError
 from prony_node.contract.machine import Machine
-from prony_node.contract.parallel import (
+from prony_node.contract.settings import (
     all_devices,
     devices_per_node,
     form_of,

@@ -15,7 +15,7 @@ from prony.sites.protocol import make_launcher
 from prony.study.request import check_target
 from prony_node.contract import Plan, RequestError, Trial, plugins
 from prony_node.facts import software_facts
-from prony_node.facts.fingerprint import fingerprint
+from prony_node.facts.software import fingerprint
 from prony_node.power.sensor import open_readers, reader_names
 from prony_node.run.questions import fingerprint_for
 from prony_node.workloads import find_workload, workload_of

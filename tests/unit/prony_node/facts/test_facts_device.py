@@ -13,9 +13,7 @@ import pytest
 from prony_node.backends.torch.facts import device_facts, properties_facts
 from prony_node.contract.facts import DeviceFacts, DeviceProcess, MissingFact, PowerLimits
 from prony_node.contract.typed import decode, encode
-from prony_node.facts.amd import amd_facts, counts_as
-from prony_node.facts.device import merged
-from prony_node.facts.nvidia import DevicePair, nvidia_facts, nvidia_links
+from prony_node.facts.device import DevicePair, amd_facts, counts_as, merged, nvidia_facts, nvidia_links
 from prony_node.facts.tree import Missing, Tree
 from prony_node.nvml import throttle_words, uuid_forms
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prony_node.contract.secret import redacted
-from prony_node.facts.container import ALLOWED_NAMES, ALLOWED_PREFIXES, allowed, environment_facts
+from prony_node.contract.safe_files import redacted
+from prony_node.facts.host import ALLOWED_NAMES, ALLOWED_PREFIXES, allowed, environment_facts
 
 SECRET = (
     "TOKEN",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prony_node.facts import fingerprint
-from prony_node.facts.fingerprint import device_uuids, machine_identity
+from prony_node.facts.software import device_uuids, machine_identity
 from prony_node.facts.tree import Tree
 
 Machine = Callable[[str], Path]

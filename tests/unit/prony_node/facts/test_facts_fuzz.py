@@ -13,10 +13,9 @@ from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.machine import cpu_list, parse_cpu_list
 from prony_node.contract.typed import encode
 from prony_node.facts import container_facts, host_facts
-from prony_node.facts.amd import amd_facts, parse_levels
-from prony_node.facts.fingerprint import fingerprint
+from prony_node.facts.device import amd_facts, parse_levels
 from prony_node.facts.host import cpu_model, parse_cpuinfo, parse_membership, parse_meminfo, parse_mounts
-from prony_node.facts.software import parse_nvidia_version
+from prony_node.facts.software import fingerprint, parse_nvidia_version
 from prony_node.facts.tree import Missing, Tree, generation, normal_address, whole_number
 from prony_node.facts.watch import Watch, parse_stat
 

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_node.power.readers import amd, apple, graphcore, habana, nvidia
-from prony_node.power.readers.sources import number_in
-from prony_node.power.sensor import KINDS, PowerReader, Reading, SensorLost, Unavailable
+from prony_node.power.sensor import KINDS, PowerReader, Reading, SensorLost, Unavailable, number_in
 
 ROOT = Path("/nowhere")
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

@@ -13,7 +13,7 @@ import pytest
 
 from prony_node.contract import files
 from prony_node.contract.errors import RequestError
-from prony_node.power import BlockEnergy, measure, sampler_process
+from prony_node.power import BlockEnergy, measure, recording
 from prony_node.power.block import _new_folder
 from prony_node.power.recording import Writer
 from prony_node.power.sensor import Reading, Sensor
@@ -119,8 +119,8 @@ def test_a_folder_that_others_may_look_into_costs_the_figure_and_not_the_block(o
 
 def test_a_link_in_place_of_the_folder_is_refused(own_place: Path, tmp_path: Path) -> None:
     (own_place / f"prony-power-{os.getuid()}").symlink_to(tmp_path)
-    with pytest.raises(sampler_process.NotShared):
-        sampler_process.user_folder()
+    with pytest.raises(recording.NotShared):
+        recording.user_folder()
 
 
 def test_what_cannot_be_kept_is_a_note(own_place: Path, tmp_path: Path) -> None:
@@ -145,20 +145,20 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_processes_of_one_job_agree_on_it_and_others_do_not() -> None:
     rank = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "n0", "MASTER_PORT": "1"}
-    assert sampler_process.job_of({**rank, "RANK": "0"}) == sampler_process.job_of({**rank, "RANK": "1"})
-    assert sampler_process.job_of(rank) != sampler_process.job_of({**rank, "MASTER_PORT": "2"})
-    assert sampler_process.job_of({"SLURM_JOB_ID": "5"}) == "slurm 5"
-    assert sampler_process.job_of({}).startswith(f"parent {os.getppid()} ")
+    assert recording.job_of({**rank, "RANK": "0"}) == recording.job_of({**rank, "RANK": "1"})
+    assert recording.job_of(rank) != recording.job_of({**rank, "MASTER_PORT": "2"})
+    assert recording.job_of({"SLURM_JOB_ID": "5"}) == "slurm 5"
+    assert recording.job_of({}).startswith(f"parent {os.getppid()} ")
 
 
 def test_what_a_killed_sampler_left_is_swept_and_not_joined(own_place: Path) -> None:
-    joined = sampler_process.join(None, [])
+    joined = recording.join(None, [])
     assert joined.ready()
     assert joined.process is not None
     os.kill(joined.process.pid, 9)
     while not joined.process.ended():
         time.sleep(0.02)
-    again = sampler_process.join(None, [])
+    again = recording.join(None, [])
     assert again.folder != joined.folder
     assert not joined.folder.exists()
     joined.leave()

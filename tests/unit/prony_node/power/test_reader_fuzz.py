@@ -22,8 +22,7 @@ from prony_node.power.readers import cray, grace, intel_gpu, rapl
 from prony_node.power.readers.ipmi import parse_reading
 from prony_node.power.readers.redfish import Refused, checked_url, parse, parse_members, parse_power
 from prony_node.power.readers.slurm import check_alone, parse_config, parse_node_json, parse_node_text
-from prony_node.power.readers.sources import as_number, plausible_j, plausible_w
-from prony_node.power.sensor import PowerReader, SensorLost, Unavailable
+from prony_node.power.sensor import PowerReader, SensorLost, Unavailable, as_number, plausible_j, plausible_w
 
 ODD = [
     "",

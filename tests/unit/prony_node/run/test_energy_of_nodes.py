@@ -13,9 +13,8 @@ import pytest
 from prony_node.contract import files
 from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.metrics import METRICS
-from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import Learning, ParallelWork, RankWork, TargetReached, WorkDone
-from prony_node.contract.run_folder import Energy, Parts
+from prony_node.contract.run_folder import Energy, Parts, RankResult
 from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import decode, encode
 from prony_node.power.recording import Writer

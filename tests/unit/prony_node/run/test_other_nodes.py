@@ -8,8 +8,7 @@ import pytest
 
 from prony_node.contract import files
 from prony_node.contract.facts import ConditionSample, DeviceConditions, DeviceFacts, HostConditions
-from prony_node.contract.rank_result import RankResult, RankTimes
-from prony_node.contract.run_folder import Parts
+from prony_node.contract.run_folder import Parts, RankResult, RankTimes
 from prony_node.contract.trial import Plan, Trial
 from prony_node.contract.typed import encode
 from prony_node.run import conditions

@@ -15,7 +15,7 @@ from processes import processes_of
 from prony_node.contract import Plan, Trial, files
 from prony_node.measure.batch_search import OutOfMemory, Tried
 from prony_node.run import rank
-from prony_node.run.auto_batch import TryFailed, largest_batch, try_in_process, try_plan
+from prony_node.run.prepare import TryFailed, largest_batch, try_in_process, try_plan
 
 STAND_IN = Path(__file__).parents[3] / "stand_in"
 SRC = Path(__file__).parents[4] / "src"
@@ -121,7 +121,7 @@ def test_a_try_ends_with_the_process_that_started_it(search: Search, monkeypatch
     wish(monkeypatch, "fits=0 above=hang")
     code = (
         "import sys; from pathlib import Path; from prony_node.contract import Plan, Trial\n"
-        "from prony_node.run.auto_batch import try_in_process\n"
+        "from prony_node.run.prepare import try_in_process\n"
         "try_in_process(Plan('x', Trial('wideresnet', {'batch_size': 8})), Path(sys.argv[1]), print)"
     )
     folder = search.folder / "try"

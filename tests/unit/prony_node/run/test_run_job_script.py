@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prony_node.contract.logs import Frame, decode
+from prony_node.contract.files import Frame, decode
 
 JOB = "prony-20260101T000000-abcdef"
 BEGIN = 'set -u\nroot="$PWD"; mkdir run-1; echo "{}" >run-1/plan.json; echo \'{"step": 1}\' >run-1/progress.jsonl\n'

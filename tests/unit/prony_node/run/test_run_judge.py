@@ -20,8 +20,8 @@ from prony_node.backends.torch.model import TorchModel, held_out
 from prony_node.backends.torch.training import parameter_norms
 from prony_node.contract import Peak, Plan, Trial, files
 from prony_node.contract.machine import Machine
-from prony_node.contract.rank_result import Findings, RankResult
 from prony_node.contract.record import CompileCacheUse, Phase, missing
+from prony_node.contract.run_folder import Findings, RankResult
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import decode, encode
 from prony_node.measure.loop import Block, Window

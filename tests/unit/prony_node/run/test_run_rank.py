@@ -14,8 +14,8 @@ import torch
 
 from prony_node.backends.torch.backend import MissingDevice
 from prony_node.contract import Plan, RequestError, Trial, files
-from prony_node.contract.rank_result import RankResult
 from prony_node.contract.record import FAILURES, Phase
+from prony_node.contract.run_folder import RankResult
 from prony_node.contract.settings import Value
 from prony_node.measure.batch_search import OutOfMemory
 from prony_node.run import rank

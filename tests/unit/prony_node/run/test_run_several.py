@@ -11,12 +11,12 @@ import pytest
 
 from prony_node.contract import files
 from prony_node.contract.facts import DeviceFacts
-from prony_node.contract.rank_result import RankResult, RankTimes
 from prony_node.contract.record import Check, WorkDone, measured, missing
+from prony_node.contract.run_folder import RankResult, RankTimes
 from prony_node.contract.typed import encode
-from prony_node.run import judge, rank_failures
+from prony_node.run import judge, processes
 from prony_node.run.conditions import distinct, worst_of
-from prony_node.run.rank_failures import OutOfMemoryWitness
+from prony_node.run.processes import OutOfMemoryWitness
 from prony_node.run.several_ranks import (
     JoinedRanks,
     Pace,
@@ -28,7 +28,7 @@ from prony_node.run.several_ranks import (
 )
 from prony_node.run.step_series import CopySeries, common_window, summed
 
-ENDED = rank_failures.LauncherEnd(pid=1, status=1)
+ENDED = processes.LauncherEnd(pid=1, status=1)
 
 
 def copy(rank: int, begin_s: float, step_s: float, steps: int, cut_s: float = 0.0) -> RankAccount:
@@ -168,9 +168,7 @@ ECHO = {
 def blamed(folder: Path, *ended: tuple[int, int], local: int = 2) -> dict[str, str]:
     ranks = [{"rank": rank, "pid": 1, "exit_status": status} for rank, status in ended]
     files.write_whole(folder / files.LAUNCHER, {"failure": None, "ranks": ranks})
-    return encode(
-        rank_failures.launcher_failure(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED)
-    )
+    return encode(processes.launcher_failure(folder, 2, local, "in phase measure", OutOfMemoryWitness(folder), ENDED))
 
 
 def test_the_rank_that_was_killed_is_to_blame_and_not_its_echo(tmp_path: Path) -> None:
@@ -207,7 +205,7 @@ def test_a_node_that_could_not_come_says_why_the_nodes_did_not_meet(tmp_path: Pa
         ({"kind": "request", "message": "torch finds 1"}, {"kind": "request", "message": "on node 1: torch finds 1"}),
     ):
         files.write_whole(other / files.NODE, {"node": 1, "failure": failure})
-        assert encode(rank_failures.launcher_failure(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED)) == found
+        assert encode(processes.launcher_failure(folder, 2, 1, "", OutOfMemoryWitness(folder), ENDED)) == found
 
 
 def test_the_rank_with_a_reason_of_its_own_is_to_blame(tmp_path: Path) -> None:
@@ -238,12 +236,12 @@ def test_a_failure_on_another_node_is_told_where_its_folder_can_be_seen(tmp_path
 def test_the_launchers_own_failure_comes_first(tmp_path: Path) -> None:
     said = {"kind": "rendezvous", "message": "port 29500 cannot be listened on"}
     files.write_whole(tmp_path / files.LAUNCHER, {"failure": said, "ranks": []})
-    assert encode(rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)) == said
+    assert encode(processes.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED)) == said
     (tmp_path / files.LAUNCHER).unlink()
     (tmp_path / files.LAUNCHER_LOG).write_text("ImportError: no torch here\n")
     assert (
         "no torch here"
-        in encode(rank_failures.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED))["message"]
+        in encode(processes.launcher_failure(tmp_path, 2, 2, "", OutOfMemoryWitness(tmp_path), ENDED))["message"]
     )
 
 
@@ -262,4 +260,4 @@ SLEEPS = 'File "x/prony_node/data/loader.py", line 9 in __next__\nFile "x/prony_
 )
 def test_the_rank_that_hangs_is_the_one_that_does_not_wait(tmp_path: Path, stacks: dict[int, str], says: str) -> None:
     ranks_in(tmp_path, None, None)
-    assert says in rank_failures.where_they_stood(tmp_path, 2, stacks)
+    assert says in processes.where_they_stood(tmp_path, 2, stacks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prony_node.run.shared_stop import IndependentTracker, LockstepTracker
+from prony_node.run.measuring import IndependentTracker, LockstepTracker
 from prony_node.stats import StopRule
 
 RULE = StopRule(tolerance=0.05, min_time_s=0.5, max_time_s=20.0)

@@ -11,8 +11,8 @@ import pytest
 
 from prony_node.contract.record import Phase
 from prony_node.contract.trial import Stop
-from prony_node.run import warm_up as warm_up_module
-from prony_node.run.warm_up import warm_up
+from prony_node.run import measuring as warm_up_module
+from prony_node.run.measuring import warm_up
 from prony_node.stats import StopRule
 
 POOL = 21

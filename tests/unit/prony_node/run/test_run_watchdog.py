@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prony_node.contract import Plan, Trial, files
-from prony_node.run.rank_failures import OutOfMemoryWitness
+from prony_node.run.processes import OutOfMemoryWitness
 from prony_node.run.watchdog import Watchdog, last_progress
 
 PLAN = Plan(run_id="x", trial=Trial("gpt-tiny"), hung_after_s=100.0)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from prony_node.contract.errors import RequestError
-from prony_node.contract.kernels import FORMER, kernel_names
 from prony_node.contract.machine import Machine
 from prony_node.contract.record_upgrades import name_kernels
-from prony_node.contract.settings import SETTINGS
+from prony_node.contract.settings import FORMER, SETTINGS, kernel_names
 from prony_node.contract.trial import Trial, settings_hash
 from prony_node.workloads import WORKLOADS, find_workload
 

@@ -10,9 +10,8 @@ from torch import nn
 
 from prony_node.backends.torch.compiling import count_flops
 from prony_node.backends.torch.task import Task
-from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
-from prony_node.contract.settings import Value
+from prony_node.contract.settings import Value, uses_kernel
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image import PackedAttention, PatchProduct
 

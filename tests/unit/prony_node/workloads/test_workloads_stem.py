@@ -8,8 +8,8 @@ from torch import nn
 
 from prony_node.backends.torch.step import Step
 from prony_node.contract.errors import RequestError
-from prony_node.contract.kernels import uses_kernel
 from prony_node.contract.machine import Machine
+from prony_node.contract.settings import uses_kernel
 from prony_node.workloads import build_task, find_workload
 from prony_node.workloads.image import FoldedStem, SummedNorm, fold_stem
 

@@ -16,7 +16,7 @@ from prony_node.contract.settings import MORE, SCORES, SHARES, QualityTarget, pa
 from prony_node.contract.typed import stated
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.run.journal import Journal
-from prony_node.run.prepare import STEPS, Built, Setup
+from prony_node.run.prepare import TRY_STEPS, Built, Setup
 from prony_node.stats import Decision, Tracker, share_interval
 
 WARM_UP = 0.2  # share of the steps until the highest rate
@@ -53,7 +53,7 @@ def plan_epochs(setup: Setup, built: Built) -> EpochPlan:
     count = replicas(settings)
     epochs, steps = int(settings["epochs"]), len(opened.train) // count // built.samples_per_step
     if setup.plan.cut_short:
-        epochs, steps = 1, STEPS
+        epochs, steps = 1, TRY_STEPS
     target = parse_target(str(settings["until"]), scores) if "until" in settings else None
     return EpochPlan(epochs, steps, count, len(opened.test), target.score if target else scores[0], target)
 

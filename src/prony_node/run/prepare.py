@@ -25,10 +25,10 @@ from prony_node.parallel.place import RankPosition, allowed_cores, bind, bind_ra
 from prony_node.run.claim import own_plan
 from prony_node.run.journal import Journal
 from prony_node.run.processes import RankProcess, note_device, read_tail
-from prony_node.run.questions import keep_model_file
 from prony_node.stats import StopRule
 from prony_node.workloads import workload_of
 from prony_node.workloads.config import Workload
+from prony_node.workloads.model_file import keep_model_file
 
 TRY_STEPS = 2  # of a try, beside those of cold start and warm-up: from there on a run holds no more
 STEPS_OF_A_LOADER = 64  # the same where batches differ in shape and come from a loader; of a pool all are taken

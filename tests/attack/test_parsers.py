@@ -250,7 +250,7 @@ PARSERS = (
     Parser("prony_node/contract/cache.py _is_left_open",
            of_file("supervisor.json", lambda folder: cache._is_left(folder.parent, "run", "supervisor.json")),
            HOLDER, (OSError,)),
-    Parser("prony_node/contract/run_folder.py _read", of_file("manifest.json", run_folder._read), MANIFEST_OF_RUN),
+    Parser("prony_node/contract/run_folder.py _read_manifest", of_file("manifest.json", run_folder._read_manifest), MANIFEST_OF_RUN),
     Parser("prony_node/contract/settings.py parse_target", lambda text: parse_target(text, ("accuracy", "loss")),
            "accuracy>=0.76"),
     Parser("prony_node/contract/record.py _moment", _moment, "2026-01-01T00:00:00+00:00", ()),

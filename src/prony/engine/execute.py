@@ -40,12 +40,12 @@ def execute(study: Study, options: Options, report: Report = silent) -> StudyOut
         return run_at_site(study, options, report)
     if not options.fresh:
         return _execute_missing(study, options, report)
-    jobs = _fresh_jobs(study, options, report)
+    jobs = _fresh_runs(study, options, report)
     outcomes, interrupted = make_runs(_one_by_one(jobs), options.root, report, claims=False)
     return StudyOutcome(study, options.root, outcomes, len(jobs), interrupted)
 
 
-def _fresh_jobs(study: Study, options: Options, report: Report) -> list[TrialRun]:
+def _fresh_runs(study: Study, options: Options, report: Report) -> list[TrialRun]:
     """Every run of the study, whatever was run before."""
     jobs = make_trial_runs(study, study.turns(study.planned()), options)
     refuse_missing_paths(jobs)

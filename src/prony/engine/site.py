@@ -62,200 +62,10 @@ from prony_node.contract.trial import Plan, Trial
 if TYPE_CHECKING:
     from prony.store import RunSummary
 
-
-def find_partition(site: Site, name: str | None, report: Report) -> Partition:
-    """The partition, with what its file leaves out asked from the scheduler."""
-    partition = choose_partition(site, name)
-    if site.kind != "slurm":
-        return partition
-    from prony.sites.slurm import fill_in
-
-    return fill_in(partition, warner(report), arch=site.container.engine != "none")
-
-
-def site_root(site: Site, out: Path | None) -> Path:
-    """Where a site's run folders lie: --out, else what its file says, else as here."""
-    return out if out is not None else (site.runs or runs_root(None))
-
-
-def job_roots(where: Path | None, report: Report) -> list[Path]:
-    """Roots that have jobs: the one that was named, or ours and those of the user's sites."""
-    if where is not None:
-        return [where]
-    found = [runs_root(None)]
-    for path in user_sites().values():
-        try:
-            site = read_site(path)
-        except RequestError as error:
-            report(Warned(f"{error}; its jobs are passed over"))
-            continue
-        if site.runs is not None:
-            found.append(site.runs)
-    return [root for root in dict.fromkeys(root.absolute() for root in found) if job_places(root)]
-
-
-def job_of(text: str, where: Path | None, report: Report) -> tuple[Jobs, Job]:
-    """The job that a person means, and the root it belongs to."""
-    places = [Jobs(root, warner(report)) for root in job_roots(where, report)]
-    every = [(place, job) for place in places for job in place.all()]
-    if not every:
-        raise RequestError("no job was submitted from here; --runs DIR names another place")
-    chosen = find_job([job for _, job in every], text)
-    return next((place, job) for place, job in every if job.folder == chosen.folder)
-
-
-def list_jobs(where: Path | None, report: Report) -> list[Job]:
-    """Every job that was submitted from here, brought up to date."""
-    return [job for root in job_roots(where, report) for job in _update(root, report).all()]
-
-
-def collect_jobs(where: Path | None, wait: bool, report: Report) -> list[Job]:
-    """Bring every job up to date, and index what has come; the jobs that are still open. `wait` stays until none is."""
-    roots = job_roots(where, report)
-    for root in roots or [runs_root(where)]:
-        collect_all(root)
-    return [job for root in roots for job in _collect(Jobs(root, warner(report)), wait, report)]
-
-
-def _collect(place: Jobs, wait: bool, report: Report) -> list[Job]:
-    """The jobs of a root that are still open."""
-    while True:
-        changes = place.update()
-        for job in changes.ended:
-            report(JobEnded(job))
-        for job in changes.ended:
-            for run in job.runs:
-                if (job.run_folder(run) / files.RECORD).exists():
-                    index(place.root, job.run_folder(run), report)
-        for folder in changes.recorded:
-            report(RunRecorded(folder))
-        open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]
-        ending = [job for job in open_jobs if job.seen_ended is not None]
-        if not open_jobs or not (wait or ending):
-            return open_jobs
-        time.sleep(FILES_LAG_S)
-
-
-LOOK_EVERY_S = 0.25
-UPDATE_EVERY_S = 5.0
-
-
-def jobs_for(
-    plans: Sequence[Plan] | Sequence[BlockRun],
-    where: SiteSession,
-    report: Report,
-    estimates_s: Mapping[str, float] | None = None,
-) -> list[Job]:
-    """The jobs that make these runs in their order; `estimates_s` is what a run of this id is thought to take."""
-    runs = [plan if isinstance(plan, BlockRun) else BlockRun(plan) for plan in plans]
-    jobs, doubts = make_jobs(
-        where.site, where.partition, where.root, runs,
-        block=where.block, time_s=where.time_s, estimates_s=estimates_s, folder_of_work=str(Path.cwd()),
-    )  # fmt: skip
-    for doubt in doubts:
-        report(Warned(doubt))
-    return jobs
-
-
-def submit(jobs: Sequence[Job], root: Path, report: Report) -> list[Job]:
-    """Take the jobs up; the ones that are in the queue already are named, the others wait for their turn."""
-    made = Jobs(root, warner(report))
-    made.add(jobs)
-    now = [load_own(job.folder) for job in jobs]
-    for job in now:
-        where = f"job {job.handle}" if job.handle and job.site.kind == "slurm" else job.id
-        state = f"submitted to {job.site.name}" if job.handle else f"waits: {job.note}"
-        report(Warned(f"{where} with {counted(len(job.runs), 'run')} {state}"))
-    return now
-
-
-def not_made(count: int) -> str:
-    """What to say of runs whose jobs have ended, perhaps well, without them."""
-    was = "was" if count == 1 else "were"
-    return f"{counted(count, 'run')} {was} not made, although the job ended; `prony logs JOB` shows what it said"
-
-
-def follow(jobs: Sequence[Job], root: Path, report: Report) -> tuple[list[RunOutcome], bool]:
-    """Show every run of these jobs until it has ended; the outcomes, and whether a person stopped looking."""
-    following = _Following(Jobs(root, warner(report)), report)
-    with Interrupts() as interrupts:
-        left = [(job, run) for job in jobs for run in job.runs]
-        outcomes: list[RunOutcome] = []
-        seen: set[str] = {job.id for job in jobs}
-        while left:
-            job, run = left.pop(0)
-            outcome = following.one(job, run, interrupts)
-            if interrupts.count:
-                report(Note("no longer followed; the jobs go on: `prony jobs` lists them, `prony cancel` ends one"))
-                return outcomes, True
-            if outcome is not None:
-                outcomes.append(outcome)
-                index(root, outcome.folder, report)
-            now = load_own(job.folder)
-            if now.followed_by and now.followed_by not in seen:
-                seen.add(now.followed_by)
-                again = load_own(now.folder.with_name(now.followed_by))
-                report(Note(f"{job.id} lost a node; {again.id} tries again what it had not ended"))
-                left += [(again, one) for one in again.runs]
-    return outcomes, False
-
-
-class _Following:
-    def __init__(self, jobs: Jobs, report: Report) -> None:
-        self._jobs, self._report = jobs, report
-        self._updated_s = 0.0
-        self._note = ""
-
-    def one(self, job: Job, run: BlockRun, interrupts: Interrupts) -> RunOutcome | None:
-        """One run to its record; None when its job ended without it having begun."""
-        title = f"{run.plan.trial} on {job.node}" if job.node else str(run.plan.trial)
-        outcome = None
-        self._report(RunBegun(title))
-        try:
-            outcome = self._wait(job, run, title, interrupts)
-        finally:
-            self._report(RunEnded(outcome))
-        return outcome
-
-    def _wait(self, job: Job, run: BlockRun, title: str, interrupts: Interrupts) -> RunOutcome | None:
-        folder = job.run_folder(run)
-        tail = ProgressTail(folder)
-        while not interrupts.count:
-            for line in tail.read():
-                self._report(RunProgress(line))
-            record = load_record(folder)
-            if record is not None:
-                outcome = RunOutcome(folder, record)
-                self._say_how(outcome.record, title)
-                return outcome
-            now = self._update(job)
-            if now.state == ENDED_STATE:
-                if read_record(folder) is not None:
-                    continue
-                if now.followed_by is None:
-                    self._report(Note(f"{title}: not made; {now.id} ended before its turn"))
-                return None
-            time.sleep(LOOK_EVERY_S)
-        return None
-
-    def _update(self, job: Job) -> Job:
-        """The job as it is known, brought up to date now and then."""
-        if time.monotonic() - self._updated_s >= UPDATE_EVERY_S:
-            self._jobs.update()
-            self._updated_s = time.monotonic()
-        now = load_own(job.folder)
-        note = f"{now.handle if now.site.kind == 'slurm' and now.handle else now.id}: {now.note}"
-        if now.note and note != self._note:
-            self._note = note
-            self._report(Note(note))
-        return now
-
-    def _say_how(self, record: Record, title: str) -> None:
-        if record.failure is not None:
-            self._report(Note(f"{title}: {record.failure.kind}: {record.failure.message.splitlines()[0]}"))
-
-
+LOOK_EVERY_S = 0.25  # at the files of a run that is followed
+UPDATE_EVERY_S = 5.0  # what the scheduler says of its job
 UNKNOWN_S = 1800.0  # for a run of fixed length that nothing is known of
+
 Key = tuple[str, int]  # a trial's hash and the repeat
 
 
@@ -275,7 +85,7 @@ def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     way, it ends with these jobs.
     """
     site = options.place.site if options.place is not None else find_site(study.site)
-    jobs = _jobs(study, options)
+    jobs = _trial_runs(study, options)
     if site.shares_files:
         refuse_missing_paths(jobs)
     if options.place is not None:
@@ -297,10 +107,34 @@ def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     wanted = {_key(job) for job in jobs}
     known = {one.record.id for one in found.done}  # of a job that has not ended, what was finished before
     made = [one for one in made if one.record.id not in known]
-    outcomes = [*found.done, *(one for one in made if _made(one) in wanted)]
+    outcomes = [*found.done, *(one for one in made if _outcome_key(one) in wanted)]
     missing = 0 if interrupted else _count_missing(jobs, outcomes)
     stopped = f"{not_made(missing)}. Started again the study goes on with them" if missing else None
     return StudyOutcome(study, options.root, outcomes, len(jobs), interrupted, stopped, gave_up=missing > 0)
+
+
+def _trial_runs(study: Study, options: Options) -> list[TrialRun]:
+    """Every run of the study, in its order; what cannot be is refused."""
+    planned = study.planned()
+    refuse_refused(planned)
+    return make_trial_runs(study, study.turns(planned), options)
+
+
+def _prepare(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> _Prepared:
+    site, root = find_site(study.site), options.root
+    if study.budget.max_time_s is not None or study.budget.max_energy_j is not None:
+        report(Note("the budget of this study is not held at a site, whose jobs go on by themselves"))
+    known = _SiteHistory(root, jobs, report)
+    done, left = known.divide(jobs, options, report)
+    new_jobs: list[Job] = []
+    if left:
+        at = options.at_site
+        partition = find_partition(site, at.partition, report)
+        where = SiteSession(site, partition, root.absolute(), at.runs_per_job, at.time_s)
+        plans = [plan_of(job) for job in left]
+        estimates_s = known.estimates_s(plans, report) if at.time_s is None else {}
+        new_jobs = jobs_for(in_order(plans), where, report, estimates_s)
+    return _Prepared(done, known.open_jobs, new_jobs)
 
 
 def _run_fresh(
@@ -320,7 +154,7 @@ def _run_fresh(
 
 def _fresh_jobs(plans: list[Plan], place: SiteSession, report: Report) -> list[Job]:
     if not place.nodes:
-        return jobs_for(plans, place, report, _known_s(plans, place, report))
+        return jobs_for(plans, place, report, _estimates_s(plans, place, report))
     jobs = []
     for node in place.nodes:
         each = [BlockRun(replace(plan, run_id=new_run_id(plan.trial.workload))) for plan in plans]
@@ -332,7 +166,7 @@ def _fresh_jobs(plans: list[Plan], place: SiteSession, report: Report) -> list[J
     return jobs
 
 
-def _known_s(plans: list[Plan], place: SiteSession, report: Report) -> dict[str, float]:
+def _estimates_s(plans: list[Plan], place: SiteSession, report: Report) -> dict[str, float]:
     """What the same trials took there before, by the ids of their runs now."""
     if place.time_s is not None:
         return {}
@@ -342,7 +176,7 @@ def _known_s(plans: list[Plan], place: SiteSession, report: Report) -> dict[str,
 
 def _count_missing(jobs: list[TrialRun], outcomes: list[RunOutcome]) -> int:
     """How many runs have no record, other than those that a job leaves out, as a smaller batch ran out of memory."""
-    made = {_made(one): one.record for one in outcomes}
+    made = {_outcome_key(one): one.record for one in outcomes}
     memory = OutOfMemoryPruner()
     for job in jobs:
         if (record := made.get(_key(job))) is not None:
@@ -350,28 +184,19 @@ def _count_missing(jobs: list[TrialRun], outcomes: list[RunOutcome]) -> int:
     return sum(_key(job) not in made and memory.prunes(job.trial) is None for job in jobs)
 
 
-def _jobs(study: Study, options: Options) -> list[TrialRun]:
-    """Every run of the study, in its order; what cannot be is refused."""
-    planned = study.planned()
-    refuse_refused(planned)
-    return make_trial_runs(study, study.turns(planned), options)
+def find_partition(site: Site, name: str | None, report: Report) -> Partition:
+    """The partition, with what its file leaves out asked from the scheduler."""
+    partition = choose_partition(site, name)
+    if site.kind != "slurm":
+        return partition
+    from prony.sites.slurm import fill_in
+
+    return fill_in(partition, warner(report), arch=site.container.engine != "none")
 
 
-def _prepare(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> _Prepared:
-    site, root = find_site(study.site), options.root
-    if study.budget.max_time_s is not None or study.budget.max_energy_j is not None:
-        report(Note("the budget of this study is not held at a site, whose jobs go on by themselves"))
-    known = _Known(root, jobs, report)
-    done, left = known.divide(jobs, options, report)
-    new_jobs: list[Job] = []
-    if left:
-        at = options.at_site
-        partition = find_partition(site, at.partition, report)
-        where = SiteSession(site, partition, root.absolute(), at.runs_per_job, at.time_s)
-        plans = [plan_of(job) for job in left]
-        estimates_s = known.estimates_s(plans, report) if at.time_s is None else {}
-        new_jobs = jobs_for(in_order(plans), where, report, estimates_s)
-    return _Prepared(done, known.open_jobs, new_jobs)
+def site_root(site: Site, out: Path | None) -> Path:
+    """Where a site's run folders lie: --out, else what its file says, else as here."""
+    return out if out is not None else (site.runs or runs_root(None))
 
 
 def study_root(study: Study, root: Path) -> Path:
@@ -394,21 +219,7 @@ def _update(root: Path, report: Report) -> Jobs:
     return place
 
 
-def in_order(plans: list[Plan]) -> list[BlockRun]:
-    """The runs in their order, each with those before it whose want of memory makes it pointless."""
-    runs = []
-    for place, plan in enumerate(plans):
-        smaller = []
-        for before in plans[:place]:
-            memory = OutOfMemoryPruner()
-            memory.learn(before.trial, OUT_OF_MEMORY)
-            if memory.prunes(plan.trial):
-                smaller.append(before.run_id)
-        runs.append(BlockRun(plan, tuple(smaller)))
-    return runs
-
-
-class _Known:
+class _SiteHistory:
     """What a site's root has of these runs: records, made on whatever node, and jobs that have not ended."""
 
     def __init__(self, root: Path, jobs: list[TrialRun], report: Report) -> None:
@@ -468,5 +279,200 @@ def _key(job: TrialRun) -> Key:
     return job.trial.hash, job.repeat
 
 
-def _made(outcome: RunOutcome) -> tuple[str | None, int]:
+def _outcome_key(outcome: RunOutcome) -> tuple[str | None, int]:
     return outcome.record.trial.hash, outcome.record.repeat
+
+
+# Runs to jobs, submitted and followed.
+
+
+def in_order(plans: list[Plan]) -> list[BlockRun]:
+    """The runs in their order, each with those before it whose want of memory makes it pointless."""
+    runs = []
+    for place, plan in enumerate(plans):
+        smaller = []
+        for before in plans[:place]:
+            memory = OutOfMemoryPruner()
+            memory.learn(before.trial, OUT_OF_MEMORY)
+            if memory.prunes(plan.trial):
+                smaller.append(before.run_id)
+        runs.append(BlockRun(plan, tuple(smaller)))
+    return runs
+
+
+def jobs_for(
+    plans: Sequence[Plan] | Sequence[BlockRun],
+    where: SiteSession,
+    report: Report,
+    estimates_s: Mapping[str, float] | None = None,
+) -> list[Job]:
+    """The jobs that make these runs in their order; `estimates_s` is what a run of this id is thought to take."""
+    runs = [plan if isinstance(plan, BlockRun) else BlockRun(plan) for plan in plans]
+    jobs, doubts = make_jobs(
+        where.site, where.partition, where.root, runs,
+        block=where.block, time_s=where.time_s, estimates_s=estimates_s, folder_of_work=str(Path.cwd()),
+    )  # fmt: skip
+    for doubt in doubts:
+        report(Warned(doubt))
+    return jobs
+
+
+def submit(jobs: Sequence[Job], root: Path, report: Report) -> list[Job]:
+    """Take the jobs up; the ones that are in the queue already are named, the others wait for their turn."""
+    made = Jobs(root, warner(report))
+    made.add(jobs)
+    now = [load_own(job.folder) for job in jobs]
+    for job in now:
+        where = f"job {job.handle}" if job.handle and job.site.kind == "slurm" else job.id
+        state = f"submitted to {job.site.name}" if job.handle else f"waits: {job.note}"
+        report(Warned(f"{where} with {counted(len(job.runs), 'run')} {state}"))
+    return now
+
+
+def follow(jobs: Sequence[Job], root: Path, report: Report) -> tuple[list[RunOutcome], bool]:
+    """Show every run of these jobs until it has ended; the outcomes, and whether a person stopped looking."""
+    following = _Following(Jobs(root, warner(report)), report)
+    with Interrupts() as interrupts:
+        left = [(job, run) for job in jobs for run in job.runs]
+        outcomes: list[RunOutcome] = []
+        seen: set[str] = {job.id for job in jobs}
+        while left:
+            job, run = left.pop(0)
+            outcome = following.one(job, run, interrupts)
+            if interrupts.count:
+                report(Note("no longer followed; the jobs go on: `prony jobs` lists them, `prony cancel` ends one"))
+                return outcomes, True
+            if outcome is not None:
+                outcomes.append(outcome)
+                index(root, outcome.folder, report)
+            now = load_own(job.folder)
+            if now.followed_by and now.followed_by not in seen:
+                seen.add(now.followed_by)
+                again = load_own(now.folder.with_name(now.followed_by))
+                report(Note(f"{job.id} lost a node; {again.id} tries again what it had not ended"))
+                left += [(again, one) for one in again.runs]
+    return outcomes, False
+
+
+class _Following:
+    """Runs of jobs, reported one by one until their records are there."""
+
+    def __init__(self, jobs: Jobs, report: Report) -> None:
+        self._jobs, self._report = jobs, report
+        self._updated_s = 0.0
+        self._note = ""
+
+    def one(self, job: Job, run: BlockRun, interrupts: Interrupts) -> RunOutcome | None:
+        """One run to its record; None when its job ended without it having begun."""
+        title = f"{run.plan.trial} on {job.node}" if job.node else str(run.plan.trial)
+        outcome = None
+        self._report(RunBegun(title))
+        try:
+            outcome = self._wait(job, run, title, interrupts)
+        finally:
+            self._report(RunEnded(outcome))
+        return outcome
+
+    def _wait(self, job: Job, run: BlockRun, title: str, interrupts: Interrupts) -> RunOutcome | None:
+        folder = job.run_folder(run)
+        tail = ProgressTail(folder)
+        while not interrupts.count:
+            for line in tail.read():
+                self._report(RunProgress(line))
+            record = load_record(folder)
+            if record is not None:
+                outcome = RunOutcome(folder, record)
+                self._say_how(outcome.record, title)
+                return outcome
+            now = self._update(job)
+            if now.state == ENDED_STATE:
+                if read_record(folder) is not None:
+                    continue
+                if now.followed_by is None:
+                    self._report(Note(f"{title}: not made; {now.id} ended before its turn"))
+                return None
+            time.sleep(LOOK_EVERY_S)
+        return None
+
+    def _update(self, job: Job) -> Job:
+        """The job as it is known, brought up to date now and then."""
+        if time.monotonic() - self._updated_s >= UPDATE_EVERY_S:
+            self._jobs.update()
+            self._updated_s = time.monotonic()
+        now = load_own(job.folder)
+        note = f"{now.handle if now.site.kind == 'slurm' and now.handle else now.id}: {now.note}"
+        if now.note and note != self._note:
+            self._note = note
+            self._report(Note(note))
+        return now
+
+    def _say_how(self, record: Record, title: str) -> None:
+        if record.failure is not None:
+            self._report(Note(f"{title}: {record.failure.kind}: {record.failure.message.splitlines()[0]}"))
+
+
+def not_made(count: int) -> str:
+    """What to say of runs whose jobs have ended, perhaps well, without them."""
+    was = "was" if count == 1 else "were"
+    return f"{counted(count, 'run')} {was} not made, although the job ended; `prony logs JOB` shows what it said"
+
+
+# The jobs that were left at sites.
+
+
+def job_roots(where: Path | None, report: Report) -> list[Path]:
+    """Roots that have jobs: the one that was named, or ours and those of the user's sites."""
+    if where is not None:
+        return [where]
+    found = [runs_root(None)]
+    for path in user_sites().values():
+        try:
+            site = read_site(path)
+        except RequestError as error:
+            report(Warned(f"{error}; its jobs are passed over"))
+            continue
+        if site.runs is not None:
+            found.append(site.runs)
+    return [root for root in dict.fromkeys(root.absolute() for root in found) if job_places(root)]
+
+
+def job_of(text: str, where: Path | None, report: Report) -> tuple[Jobs, Job]:
+    """The job that a person means, and the root it belongs to."""
+    places = [Jobs(root, warner(report)) for root in job_roots(where, report)]
+    every = [(place, job) for place in places for job in place.all()]
+    if not every:
+        raise RequestError("no job was submitted from here; --runs DIR names another place")
+    chosen = find_job([job for _, job in every], text)
+    return next((place, job) for place, job in every if job.folder == chosen.folder)
+
+
+def list_jobs(where: Path | None, report: Report) -> list[Job]:
+    """Every job that was submitted from here, brought up to date."""
+    return [job for root in job_roots(where, report) for job in _update(root, report).all()]
+
+
+def collect_jobs(where: Path | None, wait: bool, report: Report) -> list[Job]:
+    """Bring every job up to date, and index what has come; the jobs that are still open. `wait` stays until none is."""
+    roots = job_roots(where, report)
+    for root in roots or [runs_root(where)]:
+        collect_all(root)
+    return [job for root in roots for job in _collect(Jobs(root, warner(report)), wait, report)]
+
+
+def _collect(place: Jobs, wait: bool, report: Report) -> list[Job]:
+    """The jobs of a root that are still open."""
+    while True:
+        changes = place.update()
+        for job in changes.ended:
+            report(JobEnded(job))
+        for job in changes.ended:
+            for run in job.runs:
+                if (job.run_folder(run) / files.RECORD).exists():
+                    index(place.root, job.run_folder(run), report)
+        for folder in changes.recorded:
+            report(RunRecorded(folder))
+        open_jobs = [job for job in place.own() if job.state in (SUBMITTED, WAITING)]
+        ending = [job for job in open_jobs if job.seen_ended is not None]
+        if not open_jobs or not (wait or ending):
+            return open_jobs
+        time.sleep(FILES_LAG_S)

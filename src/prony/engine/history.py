@@ -220,12 +220,12 @@ def read_history(
     return History(runs, Estimator(seen, machine), ask, len(others - set(runs)), len(changed - set(runs)))
 
 
-def skipped_line(job: TrialRun, outcome: RunOutcome) -> str:
+def skipped_line(run: TrialRun, outcome: RunOutcome) -> str:
     """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
     record = outcome.record
     width = record.steady.relative_half_width if record.steady is not None else None
     known = f", ± {format_share(width, 2)}{format_window(record.window_s)}" if width is not None else ""
-    return f"{job}: finished before ({record.status}{known}), skipped"
+    return f"{run}: finished before ({record.status}{known}), skipped"
 
 
 def longest_s(runs: Iterable[RunSummary], in_jobs: bool = True) -> dict[str, float]:

@@ -266,12 +266,12 @@ def _beyond_memory(one: Planned) -> str | None:
     return f"{one.workload.name} needs {need} of memory or more, and this host has {has}; size=tiny tries it out"
 
 
-def refuse_unknown_models(jobs: Iterable[TrialRun], report: Report) -> None:
+def refuse_unknown_models(runs: Iterable[TrialRun], report: Report) -> None:
     """Ask a node process about names that only a model library knows, so that a misspelt one starts nothing.
 
     Where it cannot tell (no torch, no such library), the run goes ahead, and its record says what is missing.
     """
-    for name in dict.fromkeys(job.trial.workload for job in jobs if job.file is None):
+    for name in dict.fromkeys(run.trial.workload for run in runs if run.file is None):
         if not find_workload(name).asks_node:
             continue
         try:
@@ -282,10 +282,10 @@ def refuse_unknown_models(jobs: Iterable[TrialRun], report: Report) -> None:
             raise RequestError(answer.refused)
 
 
-def refuse_missing_paths(jobs: Iterable[TrialRun]) -> None:
+def refuse_missing_paths(runs: Iterable[TrialRun]) -> None:
     """A file or folder that a setting names must be here, where the run will look for it."""
-    for job in jobs:
+    for run in runs:
         for name in PATHS:
-            value = str(job.trial.settings.get(name, ""))
+            value = str(run.trial.settings.get(name, ""))
             if value and value not in SYNTHETIC_DATA and not expand(value).exists():
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")

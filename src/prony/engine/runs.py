@@ -138,12 +138,12 @@ def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options
     return runs
 
 
-def plan_of(job: TrialRun) -> Plan:
+def plan_of(run: TrialRun) -> Plan:
     peaks = tuple(catalog.peaks())
     plan = make_plan(
-        job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=encode(job.file), study=encode(job.study)
+        run.trial, run.stop, peaks, run.repeat, energy=run.energy, file=encode(run.file), study=encode(run.study)
     )
-    return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
+    return replace(plan, walk=run.walk, time_limit_s=run.time_limit_s)
 
 
 def doubts(record: Record, strict: bool = False) -> str | None:

@@ -85,32 +85,32 @@ def run_at_site(study: Study, options: Options, report: Report) -> StudyOutcome:
     way, it ends with these jobs.
     """
     site = options.place.site if options.place is not None else find_site(study.site)
-    jobs = _trial_runs(study, options)
+    runs = _trial_runs(study, options)
     if site.shares_files:
-        refuse_missing_paths(jobs)
+        refuse_missing_paths(runs)
     if options.place is not None:
-        return _run_fresh(study, jobs, options, options.place, report)
+        return _run_fresh(study, runs, options, options.place, report)
     if options.at_site.dry_run:
-        return StudyOutcome(study, options.root, [], len(jobs), jobs=_prepare(study, jobs, options, report).new_jobs)
+        return StudyOutcome(study, options.root, [], len(runs), jobs=_prepare(study, runs, options, report).new_jobs)
     with claimed(options.root, "submit") as alone:
         if not alone:
             raise RequestError(
                 f"another start is submitting runs of {options.root} at this moment; try again when it has. "
                 f"It is {claimant(options.root, 'submit')}"
             )
-        found = _prepare(study, jobs, options, report)
+        found = _prepare(study, runs, options, report)
         submitted = submit(found.new_jobs, options.root, report) if found.new_jobs else []
     under_way = [*found.open_jobs, *submitted]
     if options.at_site.detach and under_way:
-        return StudyOutcome(study, options.root, [], len(jobs), jobs=under_way)
+        return StudyOutcome(study, options.root, [], len(runs), jobs=under_way)
     made, interrupted = follow(under_way, options.root, report)
-    wanted = {_key(job) for job in jobs}
+    wanted = {_key(run) for run in runs}
     known = {one.record.id for one in found.done}  # of a job that has not ended, what was finished before
     made = [one for one in made if one.record.id not in known]
     outcomes = [*found.done, *(one for one in made if _outcome_key(one) in wanted)]
-    missing = 0 if interrupted else _count_missing(jobs, outcomes)
+    missing = 0 if interrupted else _count_missing(runs, outcomes)
     stopped = f"{not_made(missing)}. Started again the study goes on with them" if missing else None
-    return StudyOutcome(study, options.root, outcomes, len(jobs), interrupted, stopped, gave_up=missing > 0)
+    return StudyOutcome(study, options.root, outcomes, len(runs), interrupted, stopped, gave_up=missing > 0)
 
 
 def _trial_runs(study: Study, options: Options) -> list[TrialRun]:
@@ -120,35 +120,35 @@ def _trial_runs(study: Study, options: Options) -> list[TrialRun]:
     return make_trial_runs(study, study.turns(planned), options)
 
 
-def _prepare(study: Study, jobs: list[TrialRun], options: Options, report: Report) -> _Prepared:
+def _prepare(study: Study, runs: list[TrialRun], options: Options, report: Report) -> _Prepared:
     site, root = find_site(study.site), options.root
     if study.budget.max_time_s is not None or study.budget.max_energy_j is not None:
         report(Note("the budget of this study is not held at a site, whose jobs go on by themselves"))
-    known = _SiteHistory(root, jobs, report)
-    done, left = known.divide(jobs, options, report)
+    known = _SiteHistory(root, runs, report)
+    done, left = known.divide(runs, options, report)
     new_jobs: list[Job] = []
     if left:
         at = options.at_site
         partition = find_partition(site, at.partition, report)
         where = SiteSession(site, partition, root.absolute(), at.runs_per_job, at.time_s)
-        plans = [plan_of(job) for job in left]
+        plans = [plan_of(run) for run in left]
         estimates_s = known.estimates_s(plans, report) if at.time_s is None else {}
         new_jobs = jobs_for(in_order(plans), where, report, estimates_s)
     return _Prepared(done, known.open_jobs, new_jobs)
 
 
 def _run_fresh(
-    study: Study, jobs: list[TrialRun], options: Options, place: SiteSession, report: Report
+    study: Study, runs: list[TrialRun], options: Options, place: SiteSession, report: Report
 ) -> StudyOutcome:
     collect_all(options.root)
-    made = _fresh_jobs([plan_of(job) for job in jobs], place, report)
+    made = _fresh_jobs([plan_of(run) for run in runs], place, report)
     if options.at_site.dry_run:
-        return StudyOutcome(study, options.root, [], len(jobs), jobs=made)
+        return StudyOutcome(study, options.root, [], len(runs), jobs=made)
     submitted = submit(made, place.root, report)
     if options.at_site.detach:
-        return StudyOutcome(study, options.root, [], len(jobs), jobs=submitted)
+        return StudyOutcome(study, options.root, [], len(runs), jobs=submitted)
     outcomes, interrupted = follow(submitted, place.root, report)
-    asked = len(jobs) * max(1, len(place.nodes))
+    asked = len(runs) * max(1, len(place.nodes))
     return StudyOutcome(study, options.root, outcomes, asked, interrupted, jobs=made)
 
 
@@ -174,14 +174,14 @@ def _estimates_s(plans: list[Plan], place: SiteSession, report: Report) -> dict[
     return {plan.run_id: took[plan.trial.hash] for plan in plans if plan.trial.hash in took}
 
 
-def _count_missing(jobs: list[TrialRun], outcomes: list[RunOutcome]) -> int:
+def _count_missing(runs: list[TrialRun], outcomes: list[RunOutcome]) -> int:
     """How many runs have no record, other than those that a job leaves out, as a smaller batch ran out of memory."""
     made = {_outcome_key(one): one.record for one in outcomes}
     memory = OutOfMemoryPruner()
-    for job in jobs:
-        if (record := made.get(_key(job))) is not None:
-            memory.learn(job.trial, record.failure_kind)
-    return sum(_key(job) not in made and memory.prunes(job.trial) is None for job in jobs)
+    for run in runs:
+        if (record := made.get(_key(run))) is not None:
+            memory.learn(run.trial, record.failure_kind)
+    return sum(_key(run) not in made and memory.prunes(run.trial) is None for run in runs)
 
 
 def find_partition(site: Site, name: str | None, report: Report) -> Partition:
@@ -222,7 +222,7 @@ def _update(root: Path, report: Report) -> Jobs:
 class _SiteHistory:
     """What a site's root has of these runs: records, made on whatever node, and jobs that have not ended."""
 
-    def __init__(self, root: Path, jobs: list[TrialRun], report: Report) -> None:
+    def __init__(self, root: Path, asked: list[TrialRun], report: Report) -> None:
         self._runs: list[RunSummary] = []
         self.open_jobs: list[Job] = []
         self._under_way: set[Key] = set()
@@ -230,8 +230,8 @@ class _SiteHistory:
             return
         place = _update(root, report)
         store = updated_store(root, report)
-        wanted = {_key(job) for job in jobs}
-        runs = [run for name in sorted({job.trial.workload for job in jobs}) for run in store.runs(workload=name)]
+        wanted = {_key(one) for one in asked}
+        runs = [run for name in sorted({one.trial.workload for one in asked}) for run in store.runs(workload=name)]
         trials = {trial_hash for trial_hash, _ in wanted}
         self._runs = [run for run in runs if run.trial_hash in trials]
         for job in place.own():  # another user's may never be made: this study does not wait for it
@@ -240,16 +240,18 @@ class _SiteHistory:
                 self.open_jobs.append(job)
                 self._under_way |= keys
 
-    def divide(self, jobs: list[TrialRun], options: Options, report: Report) -> tuple[list[RunOutcome], list[TrialRun]]:
+    def divide(
+        self, asked: list[TrialRun], options: Options, report: Report
+    ) -> tuple[list[RunOutcome], list[TrialRun]]:
         """What is finished, and what is to be submitted; what is under way is neither."""
         done, left, skipped = [], [], []
-        for job in jobs:
-            outcome = self._finished(_key(job), options)
+        for one in asked:
+            outcome = self._finished(_key(one), options)
             if outcome is not None:
                 done.append(outcome)
-                skipped.append(skipped_line(job, outcome))
-            elif _key(job) not in self._under_way:
-                left.append(job)
+                skipped.append(skipped_line(one, outcome))
+            elif _key(one) not in self._under_way:
+                left.append(one)
         note_skipped(skipped, report)
         return done, left
 
@@ -275,8 +277,8 @@ class _SiteHistory:
         return found | unknown
 
 
-def _key(job: TrialRun) -> Key:
-    return job.trial.hash, job.repeat
+def _key(run: TrialRun) -> Key:
+    return run.trial.hash, run.repeat
 
 
 def _outcome_key(outcome: RunOutcome) -> tuple[str | None, int]:

@@ -1,5 +1,7 @@
 """What can be run: what a node process answers, what this machine cannot do, names and paths that are not there."""
 
+# ruff: noqa: RUF009  empty() makes dataclass fields
+
 from __future__ import annotations
 
 import os
@@ -25,11 +27,10 @@ from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file_config import from_document, is_model_file
 
-# Questions to a node process: what the machine is, and what a user's model file states.
-
-
-# ruff: noqa: RUF009  empty() makes dataclass fields
-
+PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
+BYTES_IN = {"train": 8, "infer": 2}  # a parameter's, at least: with its gradient in fp32; in 16 bits
+MANY = 10_000  # combinations, which take longer to be made than the node to answer
+KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
 Kind = TypeVar("Kind")
 
@@ -140,15 +141,6 @@ def _no_model_file(path: Path) -> str | None:
     if path.suffix != ".py":
         return "its name does not end in .py, and a model file is Python code (docs/how-to/own-model.md)"
     return None
-
-
-# What can be run: what this machine cannot do, and names and paths that a run would not find.
-
-
-PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
-BYTES_IN = {"train": 8, "infer": 2}  # a parameter's, at least: with its gradient in fp32; in 16 bits
-MANY = 10_000  # combinations, which take longer to be made than the node to answer
-KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
 
 def planned_here(study: Study, report: Report) -> tuple[list[Planned], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A run to be made, a run that was made, and the options under which a study makes them."""
+"""The options under which a study is carried out; a run to be made, a run that was made, and what came of a study."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from prony.study.study import LOCAL, Study, TrialRepeat
 from prony_node.contract.record import Record, StudyTurn
 from prony_node.contract.trial import Plan, Stop, Trial
 from prony_node.contract.typed import JsonObject, encode
-
-# How a study is carried out: where its runs lie, what counts as finished, and how jobs of a site are made.
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,6 @@ class Options:
     accept_other_code: bool = False  # take finished runs of other code or library versions too
     fresh: bool = False  # make every run, whatever was run before
     place: SiteSession | None = None  # where fresh runs are made as jobs; None: here, in processes of this command
-
-
-# A run to be made, a run that was made, and what came of a study.
 
 
 @dataclass(frozen=True)

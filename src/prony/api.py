@@ -89,12 +89,12 @@ def run(
         check_target(target, suites)
     suite = suites.get(target) if target not in WORKLOADS else None
     given = _words(words, settings)
-    asked = (_text(tolerance), _text(max_time))
     if suite is not None:
-        wanted = _trials_of_suite(suite, given, asked, place, progress)
+        wanted = _trials_of_suite(suite, given, _text(tolerance), _text(max_time), place, progress)
     else:
         workload = model.workload if model else find_workload(target)
-        wanted = [(workload, SuiteTrial(parse_trial(workload, given), make_stop(*asked)))]
+        stop = make_stop(_text(tolerance), _text(max_time))
+        wanted = [(workload, SuiteTrial(parse_trial(workload, given), stop))]
     each = [(workload, replace(one, trial=trial)) for workload, one in wanted for trial in over_seeds(one.trial, seeds)]
     count = repeats if repeats is not None else SUSTAINED_REPEATS if sustained else 1
     if sustained:
@@ -632,7 +632,8 @@ def _sustained(stop: Stop, was_given: bool) -> Stop:
 def _trials_of_suite(
     suite: Suite,
     words: list[str],
-    asked: tuple[str | None, str | None],
+    tolerance: str | None,
+    max_time: str | None,
     place: SiteSession | None,
     progress: Report,
 ) -> list[tuple[Workload, SuiteTrial]]:
@@ -641,7 +642,7 @@ def _trials_of_suite(
     for entry in suite.trials:  # all of them, also those of another kind of device
         _changed(entry.trial, given)
     chosen = suite.trials_on(_device_kind(suite, given, place, progress))
-    stops = [make_stop(*asked, entry.stop) for entry in chosen]
+    stops = [make_stop(tolerance, max_time, entry.stop) for entry in chosen]
     changed = [_changed(entry.trial, given) for entry in chosen]
     return [
         (find_workload(trial.workload), SuiteTrial(trial, stop)) for trial, stop in zip(changed, stops, strict=True)

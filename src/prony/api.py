@@ -93,8 +93,8 @@ def run(
         wanted = _trials_of_suite(suite, given, _text(tolerance), _text(max_time), place, progress)
     else:
         workload = model.workload if model else find_workload(target)
-        stop = make_stop(_text(tolerance), _text(max_time))
-        wanted = [(workload, SuiteTrial(parse_trial(workload, given), stop))]
+        trial = parse_trial(workload, given)
+        wanted = [(workload, SuiteTrial(trial, make_stop(_text(tolerance), _text(max_time))))]
     each = [(workload, replace(one, trial=trial)) for workload, one in wanted for trial in over_seeds(one.trial, seeds)]
     count = repeats if repeats is not None else SUSTAINED_REPEATS if sustained else 1
     if sustained:

@@ -223,13 +223,6 @@ class Folder:
         except OSError:
             return None
 
-    def require(self, name: str, who: str) -> None:
-        """Raise Unavailable when this file cannot be read as a number, with what would help."""
-        try:
-            self.number(name)
-        except SensorLost as lost:
-            raise Unavailable(f"{who}: {lost}") from lost
-
     def number(self, name: str) -> float:
         """The number that the file holds now; SensorLost with the reason when there is none."""
         path = self.path(name)

@@ -18,9 +18,6 @@ from typing import Any, Protocol
 from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError
 
-# What a power reader and its sensors state, the table of readers, and how they are opened.
-
-
 KINDS = ("counter", "average", "instantaneous", "model")
 SCOPES = ("gpu", "module", "package", "dram", "node")
 EVIDENCE = ("hardware", "recording", "documented format")

@@ -27,9 +27,6 @@ from prony_node.contract.run_folder import EndedRank, parse_failure, read_launch
 from prony_node.contract.safe_files import open_in_run, read_in_run
 from prony_node.parallel.place import RankPosition
 
-# The processes of a run: signals, ending with the parent, the rank seen by its supervisor, and how a rank begins.
-
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 

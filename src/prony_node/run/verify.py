@@ -332,7 +332,7 @@ class Recomputation:
 
     def _energy(self) -> None:
         record = self.record
-        stated = {name for name in (*ENERGY_METRICS, *QUALITY_ENERGY_METRICS) if name in record.metrics}
+        stated = ENERGY & record.metrics.keys()
         if record.energy is None and not any(record.metrics[name].value is not None for name in stated):
             return
         count = int(self.plan.trial.settings.get("nodes", 1))

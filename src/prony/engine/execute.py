@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from prony.engine.history import History, note_skipped, read_history, skipped_line, took_here_s
 from prony.engine.local import Agenda, Made, NotMade, make_runs
-from prony.engine.possible import impossible_here, refuse_missing_paths, refuse_unknown_models, said_once
+from prony.engine.possible import count_reasons, impossible_here, refuse_missing_paths, refuse_unknown_models
 from prony.engine.progress import Note, Report, Standing, StudyProgress, noter, silent
 from prony.engine.runs import Options, RunOutcome, StudyOutcome, TrialRun, first_line, make_trial_runs, paths_of
 from prony.report.numbers import format_seconds
@@ -73,7 +73,7 @@ def _execute_missing(study: Study, options: Options, report: Report) -> StudyOut
     impossible = impossible_here(planned, report)
     if impossible and not options.leave_out:
         raise RequestError(next(iter(impossible.values())))
-    for line in said_once(impossible):
+    for line in count_reasons(impossible):
         report(Note(line))
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
     runs = make_trial_runs(study, turns, options)

@@ -183,7 +183,7 @@ def _alike(one: Planned) -> Hashable:
     )
 
 
-def said_once(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
+def count_reasons(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
     """Each reason with how many trials it takes, for a person."""
     counts: dict[str, int] = {}
     for why in impossible.values():

@@ -270,10 +270,10 @@ class _SiteHistory:
         unknown = {plan.run_id: UNKNOWN_S for plan in fixed if plan.run_id not in found}
         if unknown:
             each = f"{UNKNOWN_S / 60:.0f} min"
-            said = (
+            warning = (
                 f"nobody knows how long {len(unknown)} of the runs take: each is given {each}; a time limit gives more"
             )
-            report(Warned(said))
+            report(Warned(warning))
         return found | unknown
 
 

@@ -265,8 +265,8 @@ def of_all(accounts: Sequence[RankAccount]) -> dict[str, Metric]:
     """The largest of the ranks' values, and the mean of how busy they kept their cores."""
     joined: dict[str, Metric] = {}
     for name in LARGEST:
-        told = [(one.metrics[name].value, one.rank) for one in accounts if name in one.metrics]
-        values = [(value, rank) for value, rank in told if value is not None]
+        all_values = [(one.metrics[name].value, one.rank) for one in accounts if name in one.metrics]
+        values = [(value, rank) for value, rank in all_values if value is not None]
         if values:
             value, rank = max(values)
             metric = accounts[0].metrics[name]

@@ -607,7 +607,7 @@ def _check_site_options(has_jobs: bool, at: SiteOptions) -> None:
 
 
 def _session(name: str, at: SiteOptions, out: Path | str | None, progress: Report) -> SiteSession:
-    from prony.engine.site import find_partition, site_root  # which takes time to import, and here nobody needs it
+    from prony.engine.site import find_partition, site_root  # slow to import, and not needed for runs here
 
     found = find_site(name)
     partition = find_partition(found, at.partition, progress)

@@ -35,7 +35,7 @@ def execute(study: Study, options: Options, report: Report = silent) -> StudyOut
     again continues where it ended.
     """
     if study.site != LOCAL or options.place is not None:
-        from prony.engine.site import run_at_site  # which takes time to import, and here nobody needs it
+        from prony.engine.site import run_at_site  # slow to import, and not needed for runs here
 
         return run_at_site(study, options, report)
     if not options.fresh:

@@ -263,7 +263,7 @@ class _SiteHistory:
         return None
 
     def estimates_s(self, plans: list[Plan], report: Report) -> dict[str, float]:
-        """What each run may take: as long as that trial took before; of a fixed length nobody knows, half an hour."""
+        """What each run may take: as long as that trial took before; of a fixed length, unrecorded, half an hour."""
         took = longest_s(self._runs)
         found = {plan.run_id: took[plan.trial.hash] for plan in plans if plan.trial.hash in took}
         fixed = [plan for plan in plans if any(name in plan.trial.settings for name in FIXED_LENGTHS)]

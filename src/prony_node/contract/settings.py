@@ -344,7 +344,7 @@ SEVERAL_ONLY = (
 
 
 def all_devices(settings: Mapping[str, Value]) -> int:
-    """Devices of a run, on all its nodes: one a node where nobody says how many."""
+    """Devices of a run, on all its nodes: one per node where no number is given."""
     return int(settings.get("devices", settings.get("nodes", 1)))
 
 
@@ -354,7 +354,7 @@ def devices_per_node(settings: Mapping[str, Value]) -> int:
 
 
 def ranks_per_node(settings: Mapping[str, Value]) -> int:
-    """Processes that a node starts: one a device, or `copies` of it."""
+    """Processes that a node starts: one per device, or `copies` of it."""
     return devices_per_node(settings) * int(settings.get("copies", 1))
 
 
@@ -364,7 +364,7 @@ def rank_count(settings: Mapping[str, Value]) -> int:
 
 
 def models(settings: Mapping[str, Value]) -> int:
-    """Models that take a batch each in a step, on all nodes: one a rank, where none is split over several."""
+    """Models that take a batch each in a step, on all nodes: one per rank, where none is split over several."""
     return max(1, rank_count(settings) // devices_of_model(settings))
 
 
@@ -384,7 +384,7 @@ def in_lockstep(settings: Mapping[str, Value]) -> bool:
 
 
 def replicas(settings: Mapping[str, Value]) -> int:
-    """Batches that one update of the weights is made of: one a model that exchanges its gradients with others."""
+    """Batches that one update of the weights is made of: one per model that exchanges its gradients with others."""
     return models(settings) if in_lockstep(settings) else 1
 
 
@@ -394,7 +394,7 @@ def devices_of_model(settings: Mapping[str, Value]) -> int:
 
 
 def parallel_defaults(requested: Mapping[str, Value]) -> dict[str, Value]:
-    """What holds where nobody says otherwise: of every trial, and of one with several ranks."""
+    """Defaults of every trial, and of one with several ranks."""
     values: dict[str, Value] = {"devices": all_devices(requested), "nodes": 1}
     form = form_of(requested)
     if form:
@@ -508,7 +508,7 @@ def _check_batch_norm(settings: Mapping[str, Value], ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """So many devices along each axis."""
+    """The number of devices along each axis."""
 
     dp: int
     pp: int
@@ -520,7 +520,7 @@ class Arrangement:
 
 
 def arrangement(settings: Mapping[str, Value], ranks: int) -> Arrangement:
-    """What was asked for on so many devices; dp, where it was not given, takes what is left."""
+    """The arrangement that was asked for, on this number of devices; dp, where it is not given, takes the rest."""
     pp, tp = int(settings.get("pp", 1)), int(settings.get("tp", 1))
     dp = int(settings.get("dp", max(1, ranks // (pp * tp))))
     product = dp * pp * tp
@@ -535,7 +535,7 @@ def arrangement(settings: Mapping[str, Value], ranks: int) -> Arrangement:
 
 
 def mesh_defaults(requested: Mapping[str, Value], ranks: int) -> dict[str, Value]:
-    """What holds for a model that is split, where nobody says otherwise."""
+    """Defaults of a model that is split."""
     if devices_of_model(requested) == 1:
         return {}
     shape = arrangement(requested, ranks)

@@ -126,7 +126,7 @@ def measured_loop(
     time_waits: bool = False,
     report: Callable[[int, Decision | None], None] = lambda steps, decision: None,
 ) -> Window:
-    """Run steps until the stop rule is content, or for exactly `fixed_steps`."""
+    """Run steps until the stop rule is satisfied, or for exactly `fixed_steps`."""
     blocks: list[Block] = []
     blocks_seen: int | None = None
     decision: Decision | None = None
@@ -175,7 +175,7 @@ def measured_loop(
 def latency_metrics(
     step: Callable[[Batch], None], batches: Iterator[Batch], synchronise: Callable[[], None]
 ) -> tuple[dict[str, Metric], int]:
-    """Percentiles over requests that wait for nobody; a loader's time is not part of them."""
+    """Percentiles over batches that are answered one at a time; a loader's time is not part of them."""
     taken_s: list[float] = []
     began = time.perf_counter()
     while len(taken_s) < MOST_REQUESTS and (len(taken_s) < LEAST_REQUESTS or time.perf_counter() - began < LATENCY_S):
@@ -285,7 +285,7 @@ def time_until(
     fixed: int | None,
     report: Callable[[int, Decision | None], None],
 ) -> OperationSeries:
-    """Time operations until the stop rule is content, or `fixed` of them."""
+    """Time operations until the stop rule is satisfied, or `fixed` of them."""
     count = warm_up(operation)
     series = OperationSeries(Tracker(rule))
     decision: Decision | None = None

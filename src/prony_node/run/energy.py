@@ -353,7 +353,7 @@ def _sum(nodes: Nodes) -> Energy:
 
 
 def _metric(nodes: Nodes, name: str) -> Metric:
-    """Of all nodes, or of none: whoever did not measure it is named."""
+    """The metric over all nodes; without one of them none, and the reason names it."""
     found = [(who, energy.metrics.get(name) or energy.metrics["energy"]) for who, energy in nodes]
     unknown: dict[str, list[str]] = {}
     for who, one in found:
@@ -379,7 +379,7 @@ def _metric(nodes: Nodes, name: str) -> Metric:
 
 
 def _turned(each: Metric, turned: Metric) -> Metric:
-    """Work a watt-hour from the energy of a unit of work, over all nodes."""
+    """Work per watt-hour from the energy per unit of work, over all nodes."""
     value, low, high = (
         None if joules is None else JOULES_A_WH / joules for joules in (each.value, each.high, each.low)
     )

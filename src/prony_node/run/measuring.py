@@ -145,10 +145,10 @@ class Measured:
 
 
 def measure(setup: Setup, built: Built, planned: WindowPlan, warm: Warm, journal: Journal) -> Measured:
-    """Run steps until the stop rule is content, or for as long as is planned."""
+    """Run steps until the stop rule is satisfied, or for as long as is planned."""
     model, backend, step_s = built.model, setup.backend, warm.step_s
     period = model.pool if built.varies and setup.settings["data"] == "device" else 0
-    block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is so many whole blocks
+    block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is a whole number of blocks
     rule = with_energy(setup.rule, journal.folder, backend.kind)
     tracker = _tracker(setup, built, rule, block_steps * step_s, period)
     journal.progress.measure(rule, setup.workload.unit, built.units_per_step * models(setup.settings))
@@ -207,7 +207,7 @@ def _tracker(setup: Setup, built: Built, rule: StopRule, block_s: float, period:
 class LockstepTracker(Tracker):
     """For ranks that wait for each other in each step: all of them stop after the same one.
 
-    Every so many blocks, a number agreed before, the first rank sends what it has decided, and all read what it sent
+    Every few blocks, a number agreed before, the first rank sends what it has decided, and all read what it sent
     the time before: by then it has long arrived, since no rank is more than a step ahead of another. What it sends is
     the number of blocks that it decided on, so that the estimates of all ranks are of the same steps; 0: go on.
     """
@@ -236,7 +236,7 @@ class LockstepTracker(Tracker):
 
 
 class IndependentTracker(Tracker):
-    """For ranks that wait for nobody: the first one's word is awaited in the background, and looked for each block."""
+    """For independent ranks: the first one's word is awaited in the background, and looked for each block."""
 
     __slots__ = ("_ranks", "_sent")
 

@@ -48,7 +48,7 @@ class Setup:
 
     plan: Plan
     workload: Workload
-    settings: dict[str, Value]  # every one, resolved; nobody changes it
+    settings: dict[str, Value]  # every one, resolved; never changed
     backend: Backend
     ranks: RankGroup
     cores: tuple[int, ...]

@@ -23,7 +23,7 @@ WARM_UP = 0.2  # share of the steps until the highest rate
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """The share of the highest learning rate that step number `step`, from 0, of so many takes."""
+    """The share of the highest learning rate at step number `step`, from 0, of `steps`."""
     highest = max(1.0, WARM_UP * steps)
     if step + 1 <= highest:
         return (step + 1) / highest
@@ -208,7 +208,7 @@ def judge_training(training: Training, settings: dict[str, Any], kind: str) -> F
 
 
 def quality_after(training: Training, epoch: int, kind: str) -> Metric:
-    """The score after so many epochs."""
+    """The score after this epoch."""
     score, curve = training.plan.score, training.curve
     if epoch > len(curve):
         return missing(f"there is no epoch {epoch}: the run ended after {len(curve)}")

@@ -233,7 +233,7 @@ def in_common(
 
 @dataclass(frozen=True)
 class SummedCopies:
-    """Copies that wait for nobody, over the time that all of them were measured in."""
+    """Independent copies, over the time that all of them were measured in."""
 
     accounts: tuple[RankAccount, ...]
     work: WorkDone
@@ -282,7 +282,7 @@ def in_clock(window: CommonWindow, began_s: float) -> tuple[float, float]:
 def count_copies(
     built: Built, work: WorkDone, accounts: Sequence[RankAccount], steps: Sequence[float], window: str
 ) -> WorkDone:
-    """The work of all copies, each with so many steps; `steps` in the record are the first one's."""
+    """The work of all copies, each with its number of `steps`; `steps` in the record are the first one's."""
     return replace(
         work,
         samples=round(sum(steps) * built.samples_per_step),

@@ -18,8 +18,8 @@ from results_records import Record, Run, read_runs
 
 from prony.report.numbers import format_window
 from prony_node.contract.machine import Machine
-from prony_node.contract.record import window_of
 from prony_node.contract.settings import join_kernels, uses_kernel
+from prony_node.contract.typed import LARGEST
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import of_mode
 
@@ -83,6 +83,15 @@ def rate(record: Record) -> str:
     at_floor = half < (1 + AT_FLOOR) * (record["steady"].get("half_width_floor") or 0.0)
     length = format_window(window_of(record))
     return f"{metric['value'] / size:,.{digits}f}{prefix}{metric['unit']} ± {half:.2%}{' (floor)' * at_floor}{length}"
+
+
+def window_of(record: Record) -> float | None:
+    """Seconds that the rate and its interval come from: those that all copies share, where there are several."""
+    for part in ("parallel", "steady"):
+        window_s = (record.get(part) or {}).get("window_s")
+        if isinstance(window_s, (int, float)) and 0 < window_s < LARGEST:
+            return float(window_s)
+    return None
 
 
 def work_per_wh(record: Record) -> str:

@@ -89,12 +89,12 @@ def run(
         check_target(target, suites)
     suite = suites.get(target) if target not in WORKLOADS else None
     given = _words(words, settings)
-    asked = (_text(tolerance), _text(max_time))
     if suite is not None:
-        wanted = _trials_of_suite(suite, given, asked, place, progress)
+        wanted = _trials_of_suite(suite, given, _text(tolerance), _text(max_time), place, progress)
     else:
         workload = model.workload if model else find_workload(target)
-        wanted = [(workload, SuiteTrial(parse_trial(workload, given), make_stop(*asked)))]
+        trial = parse_trial(workload, given)
+        wanted = [(workload, SuiteTrial(trial, make_stop(_text(tolerance), _text(max_time))))]
     each = [(workload, replace(one, trial=trial)) for workload, one in wanted for trial in over_seeds(one.trial, seeds)]
     count = repeats if repeats is not None else SUSTAINED_REPEATS if sustained else 1
     if sustained:
@@ -607,7 +607,7 @@ def _check_site_options(has_jobs: bool, at: SiteOptions) -> None:
 
 
 def _session(name: str, at: SiteOptions, out: Path | str | None, progress: Report) -> SiteSession:
-    from prony.engine.site import find_partition, site_root  # which takes time to import, and here nobody needs it
+    from prony.engine.site import find_partition, site_root  # slow to import, and not needed for runs here
 
     found = find_site(name)
     partition = find_partition(found, at.partition, progress)
@@ -632,7 +632,8 @@ def _sustained(stop: Stop, was_given: bool) -> Stop:
 def _trials_of_suite(
     suite: Suite,
     words: list[str],
-    asked: tuple[str | None, str | None],
+    tolerance: str | None,
+    max_time: str | None,
     place: SiteSession | None,
     progress: Report,
 ) -> list[tuple[Workload, SuiteTrial]]:
@@ -641,7 +642,7 @@ def _trials_of_suite(
     for entry in suite.trials:  # all of them, also those of another kind of device
         _changed(entry.trial, given)
     chosen = suite.trials_on(_device_kind(suite, given, place, progress))
-    stops = [make_stop(*asked, entry.stop) for entry in chosen]
+    stops = [make_stop(tolerance, max_time, entry.stop) for entry in chosen]
     changed = [_changed(entry.trial, given) for entry in chosen]
     return [
         (find_workload(trial.workload), SuiteTrial(trial, stop)) for trial, stop in zip(changed, stops, strict=True)

@@ -227,7 +227,7 @@ def test_the_torch_free_side_of_the_node_imports_no_torch() -> None:
     done = run_python(
         "import prony_node.contract, prony_node.stats, prony_node.workloads, prony_node.facts; "
         "import prony_node.run.supervisor, prony_node.run.rank, prony_node.run.run, prony_node.__main__; "
-        f"import prony_node.run.questions, prony_node.run.questions, {BEHIND_THE_DOOR}; "
+        f"import prony_node.run.questions, {BEHIND_THE_DOOR}; "
         "sys.exit('torch' in sys.modules)"
     )
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prony.analysis.summary import show_setting
 from prony.cli.console import make_console
 from prony.engine.forecast import StudyForecast, StudyStatus
-from prony.engine.possible import said_once
+from prony.engine.possible import count_reasons
 from prony.engine.progress import roughly
 from prony.engine.published import ShownStudy
 from prony.report.published import claim_lines, published_lines
@@ -151,7 +151,7 @@ def forecast_lines(forecast: StudyForecast) -> list[str]:
         else []
     )
     lines += _cost(total)
-    lines += said_once(forecast.impossible)
+    lines += count_reasons(forecast.impossible)
     for one in forecast.refused[:REFUSALS_SHOWN]:
         lines.append(f"refused: {one.trial}: {one.refused}")
     if forecast.refused:
@@ -236,7 +236,7 @@ def print_status(status: StudyStatus) -> None:
     console = make_console(soft_wrap=True)
     for line in [*_head(status.study), status.tally.line(), *status.tally.lines()]:
         console.print(line)
-    for line in said_once(status.impossible):
+    for line in count_reasons(status.impossible):
         console.print(line)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from prony.engine.history import History, note_skipped, read_history, skipped_line, took_here_s
 from prony.engine.local import Agenda, Made, NotMade, make_runs
-from prony.engine.possible import impossible_here, refuse_missing_paths, refuse_unknown_models, said_once
+from prony.engine.possible import count_reasons, impossible_here, refuse_missing_paths, refuse_unknown_models
 from prony.engine.progress import Note, Report, Standing, StudyProgress, noter, silent
 from prony.engine.runs import Options, RunOutcome, StudyOutcome, TrialRun, first_line, make_trial_runs, paths_of
 from prony.report.numbers import format_seconds
@@ -35,31 +35,31 @@ def execute(study: Study, options: Options, report: Report = silent) -> StudyOut
     again continues where it ended.
     """
     if study.site != LOCAL or options.place is not None:
-        from prony.engine.site import run_at_site  # which takes time to import, and here nobody needs it
+        from prony.engine.site import run_at_site  # slow to import, and not needed for runs here
 
         return run_at_site(study, options, report)
     if not options.fresh:
         return _execute_missing(study, options, report)
-    jobs = _fresh_jobs(study, options, report)
-    outcomes, interrupted = make_runs(_one_by_one(jobs), options.root, report, claims=False)
-    return StudyOutcome(study, options.root, outcomes, len(jobs), interrupted)
+    runs = _fresh_runs(study, options, report)
+    outcomes, interrupted = make_runs(_one_by_one(runs), options.root, report, claims=False)
+    return StudyOutcome(study, options.root, outcomes, len(runs), interrupted)
 
 
-def _fresh_jobs(study: Study, options: Options, report: Report) -> list[TrialRun]:
+def _fresh_runs(study: Study, options: Options, report: Report) -> list[TrialRun]:
     """Every run of the study, whatever was run before."""
-    jobs = make_trial_runs(study, study.turns(study.planned()), options)
-    refuse_missing_paths(jobs)
-    refuse_unknown_models(jobs, report)
+    runs = make_trial_runs(study, study.turns(study.planned()), options)
+    refuse_missing_paths(runs)
+    refuse_unknown_models(runs, report)
     collect_all(options.root)
-    took = took_here_s([job.trial for job in jobs], options.root, report) if options.at_site.time_s is None else {}
-    return [replace(job, estimate_s=took.get(job.trial.hash)) for job in jobs]
+    took = took_here_s([run.trial for run in runs], options.root, report) if options.at_site.time_s is None else {}
+    return [replace(run, estimate_s=took.get(run.trial.hash)) for run in runs]
 
 
-def _one_by_one(jobs: list[TrialRun]) -> Agenda[list[RunOutcome]]:
+def _one_by_one(runs: list[TrialRun]) -> Agenda[list[RunOutcome]]:
     outcomes: list[RunOutcome] = []
-    for number, job in enumerate(jobs, start=1):
-        title = str(job.trial) if len(jobs) == 1 else f"[{number}/{len(jobs)}] {job.trial}"
-        made = yield replace(job, title=title)
+    for number, run in enumerate(runs, start=1):
+        title = str(run.trial) if len(runs) == 1 else f"[{number}/{len(runs)}] {run.trial}"
+        made = yield replace(run, title=title)
         if not isinstance(made, Made):
             break
         outcomes.append(made.outcome)
@@ -73,19 +73,19 @@ def _execute_missing(study: Study, options: Options, report: Report) -> StudyOut
     impossible = impossible_here(planned, report)
     if impossible and not options.leave_out:
         raise RequestError(next(iter(impossible.values())))
-    for line in said_once(impossible):
+    for line in count_reasons(impossible):
         report(Note(line))
     turns = study.turns([one for one in planned if one.trial.hash not in impossible])
-    jobs = make_trial_runs(study, turns, options)
-    refuse_missing_paths(jobs)
-    refuse_unknown_models(jobs, report)
+    runs = make_trial_runs(study, turns, options)
+    refuse_missing_paths(runs)
+    refuse_unknown_models(runs, report)
     with _devices(study, turns, options):
-        wait_for_left(options.root, {(job.trial.hash, job.repeat) for job in jobs}, noter(report))
-        wanted = [(job.trial, job.repeat) for job in jobs]
+        wait_for_left(options.root, {(run.trial.hash, run.repeat) for run in runs}, noter(report))
+        wanted = [(run.trial, run.repeat) for run in runs]
         history = read_history(options.root, wanted, report, accept_other_code=options.accept_other_code)
         for line in history.notes():
             report(Note(line))
-        return _LocalStudy(study, options, report, history, list(zip(turns, jobs, strict=True))).make()
+        return _LocalStudy(study, options, report, history, list(zip(turns, runs, strict=True))).make()
 
 
 def _devices(study: Study, turns: list[TrialRepeat], options: Options) -> contextlib.AbstractContextManager[None]:
@@ -111,13 +111,15 @@ class _LocalStudy:
         self._memory = OutOfMemoryPruner()
         self._found: list[tuple[TrialRepeat, RunOutcome]] = []
         self._pruned: list[str] = []
-        self._left: dict[str, float] = {}  # to another start, and when that was seen; inf: it was said who that is
+        # Runs that another start of the study makes: since when they are waited for; inf once it was named.
+        self._claimed_since_s: dict[str, float] = {}
         self._started_s = time.monotonic()
         self._spent_j = 0.0
         self._unmeasured = False  # whether a good run did not measure its energy
         self._gave_up = False
 
     def make(self) -> StudyOutcome:
+        """Make the runs that no record answers yet; all runs of the study, in its order."""
         left = self._take_finished()
         self._report(Standing(self._tally))
         try:
@@ -139,17 +141,17 @@ class _LocalStudy:
         while waiting:
             if stopped := self._budget_spent():
                 return stopped
-            turn, job = waiting.popleft()
-            if self._prune(job):
+            turn, run = waiting.popleft()
+            if self._prune(run):
                 continue
-            estimate = self._history.estimator.of(job.trial)
-            title = f"[{count - len(waiting)}/{count}] {job.trial}"
-            made = yield replace(job, title=title, estimate_s=estimate.seconds if estimate.basis == SAME else None)
+            estimate = self._history.estimator.of(run.trial)
+            title = f"[{count - len(waiting)}/{count}] {run.trial}"
+            made = yield replace(run, title=title, estimate_s=estimate.seconds if estimate.basis == SAME else None)
             if made is NotMade.INTERRUPTED:
                 return None
             if made is NotMade.CLAIMED:
-                self._leave_to_another(job)
-                waiting.append((turn, job))
+                self._leave_to_another(run)
+                waiting.append((turn, run))
                 continue
             self._keep(turn, made)
             if made.by_another:
@@ -165,14 +167,14 @@ class _LocalStudy:
     def _take_finished(self) -> list[tuple[TrialRepeat, TrialRun]]:
         """Take what has a record from before, and answer what is left."""
         left, skipped = [], []
-        for turn, job in self._work:
-            outcome = self._history.finished(job.trial, job.repeat, self._options.retry_failed)
+        for turn, run in self._work:
+            outcome = self._history.finished(run.trial, run.repeat, self._options.retry_failed)
             if outcome is None:
-                self._tally.expect(self._history.estimator.of(job.trial))
-                left.append((turn, job))
+                self._tally.expect(self._history.estimator.of(run.trial))
+                left.append((turn, run))
                 continue
             self._learn(turn, outcome)
-            skipped.append(skipped_line(job, outcome))
+            skipped.append(skipped_line(run, outcome))
         note_skipped(skipped, self._report)
         return left
 
@@ -197,27 +199,27 @@ class _LocalStudy:
         self._unmeasured |= joules is None and record.status == "ok"
         self._report(Standing(self._tally))
 
-    def _prune(self, job: TrialRun) -> bool:
+    def _prune(self, run: TrialRun) -> bool:
         """Leave out what would run out of memory, as a smaller batch did."""
-        why = self._memory.prunes(job.trial)
+        why = self._memory.prunes(run.trial)
         if why is None:
             return False
-        line = f"{job}: left out, {why}"
+        line = f"{run}: left out, {why}"
         self._report(Note(line))
         self._pruned.append(line)
         self._tally.pruned += 1
-        self._tally.expect(self._history.estimator.of(job.trial), -1)
+        self._tally.expect(self._history.estimator.of(run.trial), -1)
         return True
 
-    def _leave_to_another(self, job: TrialRun) -> None:
+    def _leave_to_another(self, run: TrialRun) -> None:
         """Another start of this study makes this run: it comes last, and is waited for once nothing else is left."""
-        name = str(job)
-        if name not in self._left:
-            self._left[name] = time.monotonic()
+        name = str(run)
+        if name not in self._claimed_since_s:
+            self._claimed_since_s[name] = time.monotonic()
             self._report(Note(f"{name}: being made by another start, left for later"))
-        elif time.monotonic() - self._left[name] > SAY_WHO_AFTER_S:
-            self._left[name] = math.inf
-            who = maker_of(self._options.root, job.trial.hash, job.repeat)
+        elif time.monotonic() - self._claimed_since_s[name] > SAY_WHO_AFTER_S:
+            self._claimed_since_s[name] = math.inf
+            who = maker_of(self._options.root, run.trial.hash, run.repeat)
             self._report(Note(f"{name}: waiting for {who}; Ctrl-C ends the wait"))
         time.sleep(LOOK_EVERY_S)
 

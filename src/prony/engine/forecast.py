@@ -86,7 +86,7 @@ def _history(study: Study, turns: list[TrialRepeat], root: Path, report: Report)
     """What the store has of these runs: of this machine, or of the site where the study is run."""
     wanted = [(turn.planned.trial, turn.repeat) for turn in turns]
     if study.site != LOCAL:
-        from prony.engine.site import history_at_site  # which takes time to import, and here nobody needs it
+        from prony.engine.site import history_at_site  # slow to import, and not needed for runs here
 
         return history_at_site(study, root, wanted, report)
     collect_all(root)

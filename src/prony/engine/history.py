@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from prony.analysis.variation import Repeat
     from prony.store import Refreshed, RunSummary, Store
 
-
-SKIPS_SHOWN = 20
+LOST = "lost"
+SKIPS_SHOWN = 20  # finished runs, each with a line
+FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
+SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
 
 
 def runs_root(out: Path | None) -> Path:
@@ -89,19 +91,6 @@ def index(root: Path, folder: Path, report: Report) -> None:
         Store(root).ingest(folder)
     except Exception as error:
         report(Warned(f"{folder.name} is not in the index yet ({error}); `prony runs` tries again"))
-
-
-def note_skipped(skipped: list[str], report: Report) -> None:
-    """What is finished, a line each, or how many more."""
-    for line in skipped[:SKIPS_SHOWN]:
-        report(Note(line))
-    if len(skipped) > SKIPS_SHOWN:
-        report(Note(f"{len(skipped) - SKIPS_SHOWN} more finished before, skipped"))
-
-
-FEW = 300  # runs that are asked about one by one; of more, all runs of their workloads are read at once
-SEEN_OF_A_WORKLOAD = 50  # runs, the newest, from which time and energy are estimated
-LOST = "lost"
 
 
 def is_finished(run: RunSummary, retry_failed: bool) -> bool:
@@ -220,23 +209,20 @@ def read_history(
     return History(runs, Estimator(seen, machine), ask, len(others - set(runs)), len(changed - set(runs)))
 
 
-def skipped_line(job: TrialRun, outcome: RunOutcome) -> str:
+def skipped_line(run: TrialRun, outcome: RunOutcome) -> str:
     """How a finished run ended, and how well it knows its rate: a new tolerance does not make it unfinished."""
     record = outcome.record
     width = record.steady.relative_half_width if record.steady is not None else None
     known = f", ± {format_share(width, 2)}{format_window(record.window_s)}" if width is not None else ""
-    return f"{job}: finished before ({record.status}{known}), skipped"
+    return f"{run}: finished before ({record.status}{known}), skipped"
 
 
-def longest_s(runs: Iterable[RunSummary], in_jobs: bool = True) -> dict[str, float]:
-    """What each trial, by its hash, took at most, in a job or here: all that a time limit may rest on."""
-    found: dict[str, float] = {}
-    for run in runs:
-        holder = files.read_json(run.folder / files.SUPERVISOR)
-        of_a_job = isinstance(holder, dict) and bool(holder.get("job"))
-        if run.status == "ok" and of_a_job == in_jobs and (seen := seen_of(run)) is not None:
-            found[run.trial_hash] = max(seen.seconds, found.get(run.trial_hash, 0.0))
-    return found
+def note_skipped(skipped: list[str], report: Report) -> None:
+    """What is finished, a line each, or how many more."""
+    for line in skipped[:SKIPS_SHOWN]:
+        report(Note(line))
+    if len(skipped) > SKIPS_SHOWN:
+        report(Note(f"{len(skipped) - SKIPS_SHOWN} more finished before, skipped"))
 
 
 def seen_of(run: RunSummary) -> RunCost | None:
@@ -248,6 +234,17 @@ def seen_of(run: RunSummary) -> RunCost | None:
         return None
     watts = (record.value("node_power") or record.value("power")) if record is not None else None
     return RunCost(run.trial_hash, run.workload, form_of(run.settings), run.machine, max(seconds, 1.0), watts)
+
+
+def longest_s(runs: Iterable[RunSummary], in_jobs: bool = True) -> dict[str, float]:
+    """What each trial, by its hash, took at most, in a job or here: all that a time limit may rest on."""
+    found: dict[str, float] = {}
+    for run in runs:
+        holder = files.read_json(run.folder / files.SUPERVISOR)
+        of_a_job = isinstance(holder, dict) and bool(holder.get("job"))
+        if run.status == "ok" and of_a_job == in_jobs and (seen := seen_of(run)) is not None:
+            found[run.trial_hash] = max(seen.seconds, found.get(run.trial_hash, 0.0))
+    return found
 
 
 def took_s(trials: Iterable[Trial], root: Path, report: Report, in_jobs: bool) -> dict[str, float]:

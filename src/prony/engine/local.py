@@ -91,22 +91,22 @@ def make_runs(
 
 
 def _take(
-    job: TrialRun, root: Path, report: Report, interrupts: Interrupts, history: History | None, claims: bool
+    wanted: TrialRun, root: Path, report: Report, interrupts: Interrupts, history: History | None, claims: bool
 ) -> Made | NotMade:
     """Make this run, unless another start makes it, or has made it."""
-    trial, repeat = job.trial.hash, job.repeat
+    trial, repeat = wanted.trial.hash, wanted.repeat
     with claim_run(root, trial, repeat) if claims else contextlib.nullcontext(True) as ours:
         if not ours or (claims and is_being_made(root, trial, repeat)):
             return NotMade.CLAIMED
-        if history is not None and (outcome := history.finished_since(job.trial, repeat)) is not None:
-            report(Note(skipped_line(job, outcome)))
+        if history is not None and (outcome := history.finished_since(wanted.trial, repeat)) is not None:
+            report(Note(skipped_line(wanted, outcome)))
             return Made(outcome, 0.0, by_another=True)
         began_s = time.monotonic()
-        outcome = run_one(job, _make_screenings(root) if job.walk else root, report, interrupts)
-        if not job.walk:
+        outcome = run_one(wanted, _make_screenings(root) if wanted.walk else root, report, interrupts)
+        if not wanted.walk:
             index(root, outcome.folder, report)
             if said := trouble(outcome.record):
-                report(Note(f"{job.title or job.trial}: {said}"))
+                report(Note(f"{wanted.title or wanted.trial}: {said}"))
         return Made(outcome, time.monotonic() - began_s)
 
 
@@ -119,15 +119,15 @@ def _make_screenings(root: Path) -> Path:
     return folder
 
 
-def run_one(job: TrialRun, root: Path, report: Report, interrupts: Interrupts) -> RunOutcome:
+def run_one(wanted: TrialRun, root: Path, report: Report, interrupts: Interrupts) -> RunOutcome:
     """Make one run in fresh processes, reported while it goes, and ended when a person asks."""
-    plan = plan_of(job)
+    plan = plan_of(wanted)
     if plan.time_limit_s is None:
-        plan = replace(plan, time_limit_s=local_limit_s(plan, job.estimate_s))
+        plan = replace(plan, time_limit_s=local_limit_s(plan, wanted.estimate_s))
     run = LocalRun(plan, root)
     run.start()
     heard, outcome = 0, None
-    report(RunBegun(job.title or str(job.trial)))
+    report(RunBegun(wanted.title or str(wanted.trial)))
     try:
         for line in run.follow():
             if line is not None:

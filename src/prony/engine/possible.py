@@ -1,5 +1,7 @@
 """What can be run: what a node process answers, what this machine cannot do, names and paths that are not there."""
 
+# ruff: noqa: RUF009  empty() makes dataclass fields
+
 from __future__ import annotations
 
 import os
@@ -25,11 +27,10 @@ from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file_config import from_document, is_model_file
 
-# Questions to a node process: what the machine is, and what a user's model file states.
-
-
-# ruff: noqa: RUF009  empty() makes dataclass fields
-
+PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
+BYTES_IN = {"train": 8, "infer": 2}  # a parameter's, at least: with its gradient in fp32; in 16 bits
+MANY = 10_000  # combinations, which take longer to be made than the node to answer
+KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
 
 Kind = TypeVar("Kind")
 
@@ -142,15 +143,6 @@ def _no_model_file(path: Path) -> str | None:
     return None
 
 
-# What can be run: what this machine cannot do, and names and paths that a run would not find.
-
-
-PATHS = ("data", "weights", "vocab", "tokenizer")  # settings that name what must be there
-BYTES_IN = {"train": 8, "infer": 2}  # a parameter's, at least: with its gradient in fp32; in 16 bits
-MANY = 10_000  # combinations, which take longer to be made than the node to answer
-KINDS = ("cpu", "cuda")  # when a trial is fine on both, the node need not be asked, which takes seconds
-
-
 def planned_here(study: Study, report: Report) -> tuple[list[Planned], dict[str, str]]:
     """Every trial of a study, and which this machine cannot do. Of many, the node is asked while they are made."""
     if study.site != LOCAL:
@@ -191,7 +183,7 @@ def _alike(one: Planned) -> Hashable:
     )
 
 
-def said_once(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
+def count_reasons(impossible: Mapping[str, str], shown: int = 10) -> list[str]:
     """Each reason with how many trials it takes, for a person."""
     counts: dict[str, int] = {}
     for why in impossible.values():
@@ -266,12 +258,12 @@ def _beyond_memory(one: Planned) -> str | None:
     return f"{one.workload.name} needs {need} of memory or more, and this host has {has}; size=tiny tries it out"
 
 
-def refuse_unknown_models(jobs: Iterable[TrialRun], report: Report) -> None:
+def refuse_unknown_models(runs: Iterable[TrialRun], report: Report) -> None:
     """Ask a node process about names that only a model library knows, so that a misspelt one starts nothing.
 
     Where it cannot tell (no torch, no such library), the run goes ahead, and its record says what is missing.
     """
-    for name in dict.fromkeys(job.trial.workload for job in jobs if job.file is None):
+    for name in dict.fromkeys(run.trial.workload for run in runs if run.file is None):
         if not find_workload(name).asks_node:
             continue
         try:
@@ -282,10 +274,10 @@ def refuse_unknown_models(jobs: Iterable[TrialRun], report: Report) -> None:
             raise RequestError(answer.refused)
 
 
-def refuse_missing_paths(jobs: Iterable[TrialRun]) -> None:
+def refuse_missing_paths(runs: Iterable[TrialRun]) -> None:
     """A file or folder that a setting names must be here, where the run will look for it."""
-    for job in jobs:
+    for run in runs:
         for name in PATHS:
-            value = str(job.trial.settings.get(name, ""))
+            value = str(run.trial.settings.get(name, ""))
             if value and value not in SYNTHETIC_DATA and not expand(value).exists():
                 raise RequestError(f"{name}={value} is not possible: there is no such file or folder")

@@ -105,8 +105,8 @@ class StudyProgress:
     done: int = 0
     failed: int = 0
     pruned: int = 0
-    known_s: float = 0.0  # of the runs that are left and of which records tell how long they take
-    unknown: int = 0  # and how many others there are
+    known_s: float = 0.0  # of the runs to come whose time earlier records tell
+    unknown: int = 0  # runs to come whose time is not known
     made: list[float] = field(default_factory=list)  # seconds of each run since the start
     best: dict[str, tuple[float, str]] = field(default_factory=dict)  # workload, mode and unit to rate and trial
     failures: list[str] = field(default_factory=list)
@@ -150,7 +150,7 @@ class StudyProgress:
         return shlex.join([named, *(f"{name}={show_setting(value)}" for name, value in trial.settings.items())])
 
     def left_s(self) -> float | None:
-        """The time that is left, from records of similar runs, else from those just made; None: nobody knows."""
+        """The time that is left, from records of similar runs, else from those just made; None: unknown."""
         if self.unknown and not self.made:
             return None
         mean_s = sum(self.made) / len(self.made) if self.made else 0.0

@@ -59,81 +59,6 @@ class ShownStudy:
         return machines(self.records) or "nothing was run yet"
 
 
-def machines(records: Sequence[Record]) -> str:
-    """Device, CPU and torch of these runs, each combination once."""
-    return "; ".join(dict.fromkeys(_machine(record) for record in records))
-
-
-def _machine(record: Record) -> str:
-    told = dict(introduce(record))
-    if told.get("device") and told.get("CPU", "").startswith(told["device"]):  # the CPU is the device
-        del told["device"]
-    return ", ".join([told[name] for name in ("device", "CPU") if name in told] + [f"torch {told.get('torch', '?')}"])
-
-
-@dataclass(frozen=True)
-class PublishedOfRecords:
-    """The tables and plots of shipped studies that have values of ours, and what the studies conclude."""
-
-    tables: list[Table]
-    plots: list[Captioned]
-    conclusions: list[Conclusions]
-
-
-def published_of_records(records: Sequence[Record]) -> PublishedOfRecords:
-    """What the shipped studies that asked for these runs show, as far as these runs fill it."""
-    tables, plots, conclusions = [], [], []
-    for study, known in _studies_of(records):
-        tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
-        drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
-        plots += _captioned(study, known, drawn)
-        conclusions.append(_conclusions(study, known))
-    return PublishedOfRecords(tables, plots, conclusions)
-
-
-def _captioned(study: Study, known: StudyResults, drawn: Sequence[Plot]) -> list[Captioned]:
-    ours = machines(_records(known))
-    return [Captioned(plot, plot_caption(plot, study.source, ours)) for plot in drawn]
-
-
-def _conclusions(study: Study, known: StudyResults) -> Conclusions:
-    """What a study states and assumes, and the claims that these runs can test."""
-    judged = judge(study.claims, known)
-    tested = [one for one in judged if one.verdict != UNTESTED]
-    lines = [claim_line(one) for one in tested]
-    left = len(judged) - len(tested)
-    more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
-    stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
-    return Conclusions(study.name, lines, more, stated, assumed)
-
-
-def _records(known: StudyResults) -> list[Record]:
-    return [record for found in known.records.values() for record in found]
-
-
-def _studies_of(records: Sequence[Record]) -> list[tuple[Study, StudyResults]]:
-    """The shipped studies that asked for these runs, each with its own of them."""
-    found = []
-    for name in dict.fromkeys(_study_of(record) for record in records):
-        if name is None or name not in shipped_studies():
-            continue
-        by_trial: dict[str, list[Record]] = {}
-        trials = {}
-        for record in records:
-            if _study_of(record) == name:
-                trial = Trial(record.trial.workload, asked_settings(record))
-                trials[trial.hash] = trial
-                by_trial.setdefault(trial.hash, []).append(record)
-        best = {trial: _good_or_failed(those) for trial, those in by_trial.items()}
-        known = StudyResults(list(trials.values()), best, absent=NOT_HERE)
-        found.append((load_study(name, None, (), find_workload), known))
-    return found
-
-
-def _study_of(record: Record) -> str | None:
-    return record.study.name if record.study is not None else None
-
-
 def show_study(study: Study, root: Path, report: Report) -> ShownStudy:
     """Fill a study's tables with the runs in `root`, all from one machine."""
     planned = [one for one in study.planned() if one.refused is None]
@@ -177,16 +102,18 @@ def _by_trial(runs: Sequence[RunSummary]) -> dict[str, list[Record]]:
     return found
 
 
-def _good_or_failed(found: list[Record]) -> list[Record]:
-    """The good runs of a trial; where it has none, those that failed."""
-    return [record for record in found if is_good(record)] or found
-
-
 def _missing(left: list[Planned], newest: RunSummary | None, report: Report) -> dict[str, str]:
     """Why trials have no record: this machine cannot do them, or that of the runs did not."""
     if newest is not None and newest.machine != _here(report):
         return {one.trial.hash: ELSEWHERE for one in left}
     return impossible_here(left, report)
+
+
+def _here(report: Report) -> str | None:
+    try:
+        return fingerprint_here(functools.partial(ask_node, report=report), ()).machine
+    except RequestError:
+        return None
 
 
 def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> dict[str, str]:
@@ -199,8 +126,83 @@ def _beyond_memory(planned: list[Planned], records: dict[str, list[Record]]) -> 
     return {trial.hash: why for trial in left if (why := memory.prunes(trial))}
 
 
-def _here(report: Report) -> str | None:
-    try:
-        return fingerprint_here(functools.partial(ask_node, report=report), ()).machine
-    except RequestError:
-        return None
+@dataclass(frozen=True)
+class PublishedOfRecords:
+    """The tables and plots of shipped studies that have values of ours, and what the studies conclude."""
+
+    tables: list[Table]
+    plots: list[Captioned]
+    conclusions: list[Conclusions]
+
+
+def published_of_records(records: Sequence[Record]) -> PublishedOfRecords:
+    """What the shipped studies that asked for these runs show, as far as these runs fill it."""
+    tables, plots, conclusions = [], [], []
+    for study, known in _studies_of(records):
+        tables += [table for spec in study.tables if (table := fill(spec, known)).has_ours]
+        drawn = [plot for spec in study.plots if (plot := draw(spec, known)).has_ours]
+        plots += _captioned(study, known, drawn)
+        conclusions.append(_conclusions(study, known))
+    return PublishedOfRecords(tables, plots, conclusions)
+
+
+def _studies_of(records: Sequence[Record]) -> list[tuple[Study, StudyResults]]:
+    """The shipped studies that asked for these runs, each with its own of them."""
+    found = []
+    for name in dict.fromkeys(_study_of(record) for record in records):
+        if name is None or name not in shipped_studies():
+            continue
+        by_trial: dict[str, list[Record]] = {}
+        trials = {}
+        for record in records:
+            if _study_of(record) == name:
+                trial = Trial(record.trial.workload, asked_settings(record))
+                trials[trial.hash] = trial
+                by_trial.setdefault(trial.hash, []).append(record)
+        best = {trial: _good_or_failed(those) for trial, those in by_trial.items()}
+        known = StudyResults(list(trials.values()), best, absent=NOT_HERE)
+        found.append((load_study(name, None, (), find_workload), known))
+    return found
+
+
+def _study_of(record: Record) -> str | None:
+    return record.study.name if record.study is not None else None
+
+
+def _conclusions(study: Study, known: StudyResults) -> Conclusions:
+    """What a study states and assumes, and the claims that these runs can test."""
+    judged = judge(study.claims, known)
+    tested = [one for one in judged if one.verdict != UNTESTED]
+    lines = [claim_line(one) for one in tested]
+    left = len(judged) - len(tested)
+    more = f"{left} further claims cannot be tested with these runs: prony study show {study.name}" if left else ""
+    stated, assumed = ([str(one) for one in those] for those in (study.stated, study.assumptions))
+    return Conclusions(study.name, lines, more, stated, assumed)
+
+
+def _good_or_failed(found: list[Record]) -> list[Record]:
+    """The good runs of a trial; where it has none, those that failed."""
+    return [record for record in found if is_good(record)] or found
+
+
+def _captioned(study: Study, known: StudyResults, drawn: Sequence[Plot]) -> list[Captioned]:
+    ours = machines(_records(known))
+    return [Captioned(plot, plot_caption(plot, study.source, ours)) for plot in drawn]
+
+
+def _records(known: StudyResults) -> list[Record]:
+    return [record for found in known.records.values() for record in found]
+
+
+def machines(records: Sequence[Record]) -> str:
+    """Device, CPU and torch of these runs, each combination once."""
+    return "; ".join(dict.fromkeys(_machine(record) for record in records))
+
+
+def _machine(record: Record) -> str:
+    facts = dict(introduce(record))
+    if facts.get("device") and facts.get("CPU", "").startswith(facts["device"]):  # the CPU is the device
+        del facts["device"]
+    return ", ".join(
+        [facts[name] for name in ("device", "CPU") if name in facts] + [f"torch {facts.get('torch', '?')}"]
+    )

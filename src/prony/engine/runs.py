@@ -1,4 +1,4 @@
-"""A run to be made, a run that was made, and the options under which a study makes them."""
+"""The options under which a study is carried out; a run to be made, a run that was made, and what came of a study."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from prony.study.study import LOCAL, Study, TrialRepeat
 from prony_node.contract.record import Record, StudyTurn
 from prony_node.contract.trial import Plan, Stop, Trial
 from prony_node.contract.typed import JsonObject, encode
-
-# How a study is carried out: where its runs lie, what counts as finished, and how jobs of a site are made.
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,6 @@ class Options:
     accept_other_code: bool = False  # take finished runs of other code or library versions too
     fresh: bool = False  # make every run, whatever was run before
     place: SiteSession | None = None  # where fresh runs are made as jobs; None: here, in processes of this command
-
-
-# A run to be made, a run that was made, and what came of a study.
 
 
 @dataclass(frozen=True)
@@ -138,12 +133,12 @@ def make_trial_runs(study: Study, turns: Iterable[TrialRepeat], options: Options
     return runs
 
 
-def plan_of(job: TrialRun) -> Plan:
+def plan_of(run: TrialRun) -> Plan:
     peaks = tuple(catalog.peaks())
     plan = make_plan(
-        job.trial, job.stop, peaks, job.repeat, energy=job.energy, file=encode(job.file), study=encode(job.study)
+        run.trial, run.stop, peaks, run.repeat, energy=run.energy, file=encode(run.file), study=encode(run.study)
     )
-    return replace(plan, walk=job.walk, time_limit_s=job.time_limit_s)
+    return replace(plan, walk=run.walk, time_limit_s=run.time_limit_s)
 
 
 def doubts(record: Record, strict: bool = False) -> str | None:

@@ -125,7 +125,7 @@ class _Tuning:
         """The start's run, which says what the defaults are here; then the search around it."""
         study, rules = self._study, self._study.goal.rules
         self._wait_for_left([None])
-        first, interrupted = make_runs(self.run(self._trial(None), rules.screen_s), self._root, self._report)
+        first, interrupted = make_runs(self._run(self._trial(None), rules.screen_s), self._root, self._report)
         if first is None or interrupted:
             return self._outcome(interrupted=True)
         why = _unusable(first.record, study)
@@ -169,13 +169,13 @@ class _Tuning:
         """The runs that were asked for, as far as they were reached; None when a person interrupted."""
         if isinstance(ask, PairRun):  # runs to a quality differ by their seed more than by the machine: one per pair
             seed_after = ask.pair + 1 if self._study.goal.less else 0
-            one = yield from self.run(self._trial(ask.candidate, seed_after), ask.seconds)
+            one = yield from self._run(self._trial(ask.candidate, seed_after), ask.seconds)
             return None if one is None else [one]
         if self._can_walk(ask):
             return (yield from self._walk(ask))
         made: list[SearchRun] = []
         for candidate in ask.candidates:
-            one = yield from self.run(self._trial(candidate), ask.seconds)
+            one = yield from self._run(self._trial(candidate), ask.seconds)
             if one is None:
                 return None
             made.append(one)
@@ -183,7 +183,7 @@ class _Tuning:
                 break
         return made
 
-    def run(self, trial: Trial, seconds: float) -> Agenda[SearchRun | None]:
+    def _run(self, trial: Trial, seconds: float) -> Agenda[SearchRun | None]:
         """A run in fresh processes, under the first number that no other search makes."""
         stop = Stop(min_time_s=seconds, max_time_s=seconds) if seconds else Stop()
         first = self._repeats().get(trial.hash, FIRST_REPEAT)
@@ -194,7 +194,7 @@ class _Tuning:
             made = self._charge(answer)
             if made is None:
                 return None
-            self._tell(trial, made.outcome.record)
+            self._report_run(trial, made.outcome.record)
             return SearchRun(made.outcome.record, made.seconds)
         who = run_claimant(self._root, trial.hash, first)
         raise RequestError(f"{trial} cannot be run in {self._root}: {who} claims its runs; take another folder")
@@ -228,7 +228,7 @@ class _Tuning:
         if len(done) < len(sizes) and record.status != "ok":  # what ended the process ended this size
             done.append(replace(record, metrics={}, phases={}))
         for candidate, one in zip(ask.candidates, done, strict=False):
-            self._tell(trial_of(workload, fixed, candidate), one)
+            self._report_run(trial_of(workload, fixed, candidate), one)
         own_s = [own_seconds(one) for one in done]
         first_s = max(made.seconds - sum(own_s[1:]), 0.0)  # the first size pays for the process
         return [SearchRun(one, own_s[n] if n else first_s, fresh=n == 0) for n, one in enumerate(done)]
@@ -241,11 +241,11 @@ class _Tuning:
         self._spent_s += answer.seconds
         return answer
 
-    def _tell(self, trial: Trial, record: Record) -> None:
+    def _report_run(self, trial: Trial, record: Record) -> None:
         failed = doubts(record)
-        said = first_line(record) if record.failure is not None else value_text(self._study.goal, record)
-        said += f", but it {failed}" if record.failure is None and failed else ""
-        self._report(Note(f"{trial}: {said}; {roughly(self._spent_s)} of {roughly(self._study.budget_s)} spent"))
+        ended = first_line(record) if record.failure is not None else value_text(self._study.goal, record)
+        ended += f", but it {failed}" if record.failure is None and failed else ""
+        self._report(Note(f"{trial}: {ended}; {roughly(self._spent_s)} of {roughly(self._study.budget_s)} spent"))
 
     def _wait_for_left(self, candidates: Iterable[Candidate | None]) -> None:
         """A run that a killed search left has the device, and its memory, until it has ended."""

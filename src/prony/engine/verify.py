@@ -63,7 +63,7 @@ def _runs_of(root: Path) -> list[Path]:
 
 
 def _of_archive(path: Path) -> Iterator[Verification]:
-    """The runs of a tar, unpacked where nobody keeps them."""
+    """The runs of a tar, unpacked into a folder that is removed afterwards."""
     from prony.store.archive import unpacked
 
     with (

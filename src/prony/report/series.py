@@ -177,7 +177,7 @@ def _point(record: Record, found: Metric, x_name: str, colour_name: str | None, 
     )
 
 
-MOST_LINE_POINTS = 200  # of a line
+POINTS_OF_A_LINE = 200  # at most: more are thinned out
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _curves(records: list[Record]) -> Curves:
             continue
         settings = settings_of(record)
         colour = ", ".join(show_setting(settings.get(name)) for name in names)
-        lines.append(CurveLine(record.id, colour, thinned(learning, MOST_LINE_POINTS)))
+        lines.append(CurveLine(record.id, colour, thinned(learning, POINTS_OF_A_LINE)))
         targets |= set() if learning.target is None else {learning.target}
         score = learning.score
     return Curves(

@@ -24,9 +24,6 @@ from prony_node.contract.trial import Stop, Trial, settings_hash
 from prony_node.workloads import find_workload
 from prony_node.workloads.config import Workload
 
-# Studies, sweeps and suites: sets of trials, with their order, what they will take and what is pruned.
-
-
 ORDERS = ("random", "given")
 MOST_REPEATS = 1000
 

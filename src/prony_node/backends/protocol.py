@@ -69,12 +69,25 @@ class RankGroup(Protocol):
     def size(self) -> int: ...
     @property
     def first(self) -> bool: ...
-    def start(self, device: Any, timeout_s: float, exchanging: bool) -> None: ...
-    def barrier(self) -> None: ...
-    def one_of_a_node_first(self) -> AbstractContextManager[None]: ...
-    def from_first(self, thing: T) -> T: ...
-    def gathered(self, thing: T) -> list[T]: ...
-    def tell(self, number: int) -> SentWord: ...
+
+    def start(self, device: Any, timeout_s: float, exchanging: bool) -> None:
+        """Meet the others, within `timeout_s`; `exchanging`: their steps exchange something."""
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+
+    def one_of_a_node_first(self) -> AbstractContextManager[None]:
+        """Each node's first rank does this before its others: what it writes, they find."""
+
+    def from_first(self, thing: T) -> T:
+        """What the first rank has, for all."""
+
+    def gathered(self, thing: T) -> list[T]:
+        """What every rank has, in their order, in the first one; the others get an empty list."""
+
+    def tell(self, number: int) -> SentWord:
+        """Begin to bring the first rank's number to all, and do not wait for it."""
+
     def end(self) -> None: ...
 
 
@@ -93,8 +106,11 @@ class MemoryBudget(Protocol):
     """What this process may take of the device's memory."""
 
     @property
-    def room(self) -> int | None: ...
-    def held_at_most(self) -> int | None: ...
+    def room(self) -> int | None:
+        """Bytes that the run may take; None where that is not known."""
+
+    def held_at_most(self) -> int | None:
+        """The most bytes that were held so far."""
 
 
 class WeightProbes(Protocol):
@@ -111,21 +127,37 @@ class MeasuredStep(Protocol):
     first_steps: int  # that `prepare` takes: compilation, autotuning, capture
 
     def __call__(self, batch: Batch) -> None: ...
-    def prepare(self, batch: Batch) -> None: ...
-    def kernels(self) -> AbstractContextManager[Any]: ...
-    def keep_start(self) -> None: ...
-    def restart(self) -> None: ...
-    def set_rate(self, factor: float) -> None: ...
+
+    def prepare(self, batch: Batch) -> None:
+        """Take the first steps, in which it compiles, tunes and captures."""
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Which attention kernels are preferred; entered once, around everything that the step does."""
+
+    def keep_start(self) -> None:
+        """Remember the weights before the first step."""
+
+    def restart(self) -> None:
+        """Go back to the weights that were kept."""
+
+    def set_rate(self, factor: float) -> None:
+        """This share of the task's learning rate from the next step on."""
 
 
 class SplitAnswers(Protocol):
     """An inference over this rank's part of a test split, judged on the device."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Samples in this rank's part."""
+
     def batches(self) -> Iterator[Batch]: ...
     def answer(self, batch: Batch) -> None: ...
-    def answer_few(self, batch: Batch) -> None: ...
-    def sums(self) -> dict[str, float]: ...
+
+    def answer_few(self, batch: Batch) -> None:
+        """Answer a batch of too few samples for a step."""
+
+    def sums(self) -> dict[str, float]:
+        """The sum of each score over the samples of all passes."""
 
 
 class BuiltModel(Protocol):
@@ -149,30 +181,67 @@ class BuiltModel(Protocol):
     def counts_waits(self) -> bool:
         """Whether the workload tells how often it waited for the device (`waits_so_far`)."""
 
-    def waits_so_far(self) -> int: ...
-    def waits_of_a_step(self) -> int: ...
-    def wait_until_idle(self) -> None: ...
-    def shapes(self) -> JsonObject | None: ...
-    def data(self) -> JsonObject | None: ...
+    def waits_so_far(self) -> int:
+        """How often the workload itself has waited for the device."""
+
+    def waits_of_a_step(self) -> int:
+        """Take one step; how often the workload waited for the device in it."""
+
+    def wait_until_idle(self) -> None:
+        """Return once no loader uses the device, until the next batch is taken: a step can be captured."""
+
+    def shapes(self) -> JsonObject | None:
+        """How sizes are distributed, where batches differ in shape, as the record has it."""
+
+    def data(self) -> JsonObject | None:
+        """The data set and how it was read, as the record has it."""
+
     def probes(self) -> WeightProbes: ...
-    def updates(self) -> tuple[int, int]: ...
-    def watch_losses(self) -> None: ...
-    def losses_finite(self) -> bool: ...
-    def scores(self, scores: tuple[str, ...], *, one_batch: bool) -> dict[str, float]: ...
-    def judges_split(self) -> bool: ...
+
+    def updates(self) -> tuple[int, int]:
+        """Optimizer steps so far, and those of them that a scaler skipped. Waits for the device."""
+
+    def watch_losses(self) -> None:
+        """Look at the loss of every step from here on."""
+
+    def losses_finite(self) -> bool:
+        """Whether all losses since then were finite."""
+
+    def scores(self, scores: tuple[str, ...], *, one_batch: bool) -> dict[str, float]:
+        """How well the model as it stands answers the whole test split, by score."""
+
+    def judges_split(self) -> bool:
+        """Whether answers can be judged one by one."""
+
     def split_answers(self) -> SplitAnswers: ...
-    def moved(self) -> Moved: ...
+
+    def moved(self) -> Moved:
+        """How the parameters changed since the start. Asked before a held-out loss, which moves batch norms."""
+
     @property
     def loss_first(self) -> float: ...
     @property
     def held_out_samples(self) -> int: ...
-    def held_out_loss(self) -> float: ...
-    def train_further(self, probes: Any, agree: Callable[[bool], bool]) -> StillTraining: ...
+
+    def held_out_loss(self) -> float:
+        """The loss now, on samples that no step sees."""
+
+    def train_further(self, probes: Any, agree: Callable[[bool], bool]) -> StillTraining:
+        """Take a few more of the very steps that were measured, until `agree` says that all ranks are done."""
+
     def answered(self) -> Answered: ...
-    def weights(self) -> list[float]: ...
-    def wire(self) -> Wire | None: ...
-    def is_split(self) -> bool: ...
-    def stop_exchanging(self) -> bool: ...
+
+    def weights(self) -> list[float]:
+        """A number per parameter tensor, the same on all replicas of one model; none of an inference."""
+
+    def wire(self) -> Wire | None:
+        """What this device sends in a step; None where steps exchange nothing."""
+
+    def is_split(self) -> bool:
+        """Whether the model is split over several devices."""
+
+    def stop_exchanging(self) -> bool:
+        """Let this rank's steps exchange nothing from here on; False where none can go by itself."""
 
 
 class TaskOfWorkload(Protocol):
@@ -195,8 +264,12 @@ class CollectiveBuffers(Protocol):
     size: int
 
     def run(self) -> None: ...
-    def renew(self) -> None: ...
-    def is_right(self) -> bool: ...
+
+    def renew(self) -> None:
+        """Fill it with numbers to time with, before a block of operations."""
+
+    def is_right(self) -> bool:
+        """Do it once with numbers whose answer is known, and look at every element."""
 
 
 class CollectiveGroup(Protocol):
@@ -205,9 +278,14 @@ class CollectiveGroup(Protocol):
     ranks: int
     backend: str
 
-    def refuse_unoffered(self) -> None: ...
+    def refuse_unoffered(self) -> None:
+        """Try the operation once; a RequestError where the communication library has none."""
+
     def make(self, size: int) -> CollectiveBuffers: ...
-    def gather(self, values: tuple[float, ...]) -> list[tuple[float, ...]]: ...
+
+    def gather(self, values: tuple[float, ...]) -> list[tuple[float, ...]]:
+        """Numbers of every rank, in every rank; waits for all of them."""
+
     def stopwatch(self) -> Stopwatch: ...
 
 
@@ -220,21 +298,45 @@ class Backend(Protocol):
     def kind(self) -> str: ...
     @property
     def name(self) -> str: ...
-    def machine(self, cores: int) -> Machine: ...
+
+    def machine(self, cores: int) -> Machine:
+        """What the defaults of settings follow from."""
+
     def facts(self) -> DeviceFacts: ...  # of the device; never raises
     def ranks(self, place: RankPosition | None) -> RankGroup: ...
-    def take_device(self, threads: int | None) -> None: ...
+
+    def take_device(self, threads: int | None) -> None:
+        """Compute on this device from now on, with this number of threads on the host, where one is given."""
+
     def synchronise(self) -> None: ...
-    def clock(self, block_s: float) -> Clock: ...
-    def cap_memory(self, cap_gib: Value | None, share: float) -> MemoryBudget: ...
-    def free_memory(self, cap_gib: Value | None) -> str: ...
-    def refuse_hopeless(self, parameters: int | None, settings: dict[str, Value]) -> None: ...
+
+    def clock(self, block_s: float) -> Clock:
+        """A clock for blocks of about `block_s` seconds."""
+
+    def cap_memory(self, cap_gib: Value | None, share: float) -> MemoryBudget:
+        """Cap what this process may take: `share` of that cap, or of all that is free where there is none."""
+
+    def free_memory(self, cap_gib: Value | None) -> str:
+        """What is free now, in words."""
+
+    def refuse_hopeless(self, parameters: int | None, settings: dict[str, Value]) -> None:
+        """A RequestError where the parameters alone do not fit."""
+
     def reset_peak_memory(self) -> None: ...
     def memory_metrics(self) -> dict[str, Metric]: ...
-    def use_cache(self, settings: dict[str, Value], folder: Path, closing: ExitStack) -> str | None: ...
-    def cache_state(self, settings: dict[str, Value]) -> CompileCacheUse: ...
-    def keep_winners(self) -> None: ...
-    def forget(self) -> None: ...
+
+    def use_cache(self, settings: dict[str, Value], folder: Path, closing: ExitStack) -> str | None:
+        """Point the compiler at its cache; why it is a temporary one, where it is. `closing` removes that."""
+
+    def cache_state(self, settings: dict[str, Value]) -> CompileCacheUse:
+        """What the compiler found in its cache during cold start."""
+
+    def keep_winners(self) -> None:
+        """Write down which form of each tuned kernel was the fastest, for later runs."""
+
+    def forget(self) -> None:
+        """Free the last model's memory and compiled code."""
+
     def open_data(
         self,
         workload: Workload,
@@ -242,10 +344,14 @@ class Backend(Protocol):
         asked: Mapping[str, Value],
         cores: int,
         note: Callable[[str], None],
-    ) -> tuple[OpenedData, dict[str, Value], dict[str, Any]]: ...
+    ) -> tuple[OpenedData, dict[str, Value], dict[str, Any]]:
+        """The data set, the settings with what follows from it, and what the record says of it."""
+
     def task(
         self, workload: Workload, settings: dict[str, Value], opened: Any
-    ) -> tuple[TaskOfWorkload, dict[str, Value]]: ...
+    ) -> tuple[TaskOfWorkload, dict[str, Value]]:
+        """The model and what is done with it, not built yet; and the settings with what only its library knows."""
+
     def build(
         self,
         workload: Workload,
@@ -254,7 +360,9 @@ class Backend(Protocol):
         ranks: RankGroup,
         opened: Any,
         closing: ExitStack,
-    ) -> BuiltModel: ...
+    ) -> BuiltModel:
+        """The model on the device, with its step and batches; `closing` ends its loaders."""
+
     def collective(self, name: str, settings: dict[str, Value]) -> CollectiveGroup: ...
 
 

@@ -271,49 +271,6 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class ConditionSample:
-    """A device and its host at a moment of a run. Counters count since the machine or its driver was started."""
-
-    t_s: float  # of time.monotonic()
-    swap_in_pages: int | None = optional()
-    swap_out_pages: int | None = optional()
-    load_average: float | None = optional()
-    cpu_total_s: float | None = optional()
-    cpu_busy_s: float | None = optional()
-    cpu_stolen_s: float | None = optional()  # by a hypervisor
-    cpu_own_s: float | None = optional()
-    allowed_total_s: float | None = optional()  # of the CPUs that the run may use
-    allowed_idle_s: float | None = optional()
-    cgroup_unlimited: bool | None = optional()
-    cgroup_throttled: int | None = optional()  # times
-    cgroup_throttled_s: float | None = optional()
-    memory_own_bytes: int | None = optional()
-    memory_free_bytes: int | None = optional()
-    cpu_clock_mhz: float | None = optional()
-    cpu_throttle_events: int | None = optional()
-    sm_clock_mhz: float | None = optional()
-    memory_clock_mhz: float | None = optional()
-    temperature_c: float | None = optional()
-    power_w: float | None = optional()
-    throttle: tuple[str, ...] | None = optional()
-    pcie_generation: int | None = optional()
-    pcie_width: int | None = optional()
-    memory_used_bytes: int | None = optional()
-    ecc_uncorrected: int | None = optional()
-    remapped_rows: int | None = optional()
-    remap_pending: bool | None = optional()
-    remap_failed: bool | None = optional()
-    retired_pages: int | None = optional()
-    xids: tuple[int, ...] | None = optional()  # since the sample before
-    foreign_pids: tuple[int, ...] | None = optional()
-    own_seen: bool | None = optional()
-    unaccounted_bytes: int | None = optional()
-    invisible: str | None = optional()  # why other processes on the device might not be seen
-    reason: str | None = optional()  # why a value could not be read
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
 class SoftwareFacts:
     """Versions of what a run used."""
 
@@ -404,6 +361,62 @@ class GatheredFacts:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What the result was obtained under."""
+
+    host: HostFacts = HostFacts()  # CPU, memory, system
+    software: SoftwareFacts = SoftwareFacts()  # versions
+    container: ContainerFacts = ContainerFacts()  # image and runtime, where there is one
+    environment: Mapping[str, str] = empty()  # variables that matter, without secrets
+    source: SourceFacts = SourceFacts()  # of the user's working directory
+    devices: tuple[DeviceFacts, ...] = ()  # one entry per rank's device
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
+class ConditionSample:
+    """A device and its host at a moment of a run. Counters count since the machine or its driver was started."""
+
+    t_s: float  # of time.monotonic()
+    swap_in_pages: int | None = optional()
+    swap_out_pages: int | None = optional()
+    load_average: float | None = optional()
+    cpu_total_s: float | None = optional()
+    cpu_busy_s: float | None = optional()
+    cpu_stolen_s: float | None = optional()  # by a hypervisor
+    cpu_own_s: float | None = optional()
+    allowed_total_s: float | None = optional()  # of the CPUs that the run may use
+    allowed_idle_s: float | None = optional()
+    cgroup_unlimited: bool | None = optional()
+    cgroup_throttled: int | None = optional()  # times
+    cgroup_throttled_s: float | None = optional()
+    memory_own_bytes: int | None = optional()
+    memory_free_bytes: int | None = optional()
+    cpu_clock_mhz: float | None = optional()
+    cpu_throttle_events: int | None = optional()
+    sm_clock_mhz: float | None = optional()
+    memory_clock_mhz: float | None = optional()
+    temperature_c: float | None = optional()
+    power_w: float | None = optional()
+    throttle: tuple[str, ...] | None = optional()
+    pcie_generation: int | None = optional()
+    pcie_width: int | None = optional()
+    memory_used_bytes: int | None = optional()
+    ecc_uncorrected: int | None = optional()
+    remapped_rows: int | None = optional()
+    remap_pending: bool | None = optional()
+    remap_failed: bool | None = optional()
+    retired_pages: int | None = optional()
+    xids: tuple[int, ...] | None = optional()  # since the sample before
+    foreign_pids: tuple[int, ...] | None = optional()
+    own_seen: bool | None = optional()
+    unaccounted_bytes: int | None = optional()
+    invisible: str | None = optional()  # why other processes on the device might not be seen
+    reason: str | None = optional()  # why a value could not be read
+    more: JsonObject = empty()
+
+
+@dataclass(frozen=True)
 class DeviceConditions:
     """A device that was watched during a run, and what was seen."""
 
@@ -418,17 +431,4 @@ class HostConditions:
 
     devices: Mapping[str, DeviceConditions] | None = optional()
     reason: str | None = optional()
-    more: JsonObject = empty()
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the result was obtained under."""
-
-    host: HostFacts = HostFacts()  # CPU, memory, system
-    software: SoftwareFacts = SoftwareFacts()  # versions
-    container: ContainerFacts = ContainerFacts()  # image and runtime, where there is one
-    environment: Mapping[str, str] = empty()  # variables that matter, without secrets
-    source: SourceFacts = SourceFacts()  # of the user's working directory
-    devices: tuple[DeviceFacts, ...] = ()  # one entry per rank's device
     more: JsonObject = empty()

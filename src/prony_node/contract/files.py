@@ -38,9 +38,6 @@ from prony_node.contract.safe_files import (
     read_plain,
 )
 
-# Names of the files of a run folder, and writing them whole or not at all.
-
-
 PLAN = "plan.json"
 RECORD = "record.json"
 MANIFEST = "manifest.json"  # the SHA-256 and size of every file here, written last

@@ -635,15 +635,6 @@ def new_record(plan: Plan, *, status: str, started: str, ended: str) -> dict[str
     }
 
 
-def window_of(record: dict[str, Any]) -> float | None:
-    """Seconds that the rate and its interval come from: those that all copies share, where there are several."""
-    for part in ("parallel", "steady"):
-        window_s = (record.get(part) or {}).get("window_s")
-        if isinstance(window_s, (int, float)) and 0 < window_s < LARGEST:
-            return float(window_s)
-    return None
-
-
 def upgrade(document: Any) -> dict[str, Any]:
     """A record of any older version as one of this version; a newer one is refused."""
     version = check_schema(document, "prony.record", RECORD_VERSION)

@@ -1,5 +1,7 @@
 """A finished run folder: what a rank found, the record assembled of it, its manifest, and what verification found."""
 
+# ruff: noqa: RUF009  optional(), sparse() and empty() make dataclass fields
+
 from __future__ import annotations
 
 import functools
@@ -48,12 +50,6 @@ from prony_node.contract.record import (
 from prony_node.contract.safe_files import NotPlain, RunEntry, open_plain, walk_run
 from prony_node.contract.trial import Plan, check_schema, settings_hash
 from prony_node.contract.typed import JsonObject, Malformed, Typed, decode, empty, encode, optional, overlaid, sparse
-
-# What a rank found, typed: filled as the run goes on, and written once, as result.json.
-
-
-# ruff: noqa: RUF009  optional(), sparse() and empty() make dataclass fields
-
 
 Interval = tuple[float, ...]  # two instants on the monotonic clock
 
@@ -182,31 +178,6 @@ def without(checks: Iterable[Check], names: set[str]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.name not in names)
 
 
-# A finished run folder: its record, assembled from the parts in it, its manifest, and what verification found.
-
-
-PACKAGE = "prony_node"
-
-
-@functools.cache
-def node_source_hash() -> str:
-    """A short hash of every .py file of the package as it was imported: names and contents, no times, no paths."""
-    whole = hashlib.sha256()
-    for name, content in sorted(_sources(resources.files(PACKAGE), "")):
-        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return whole.hexdigest()[:16]
-
-
-def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for entry in folder.iterdir():
-        if entry.name.startswith("."):
-            continue  # of an editor, which may be a link to nothing
-        if entry.name.endswith(".py"):
-            yield prefix + entry.name, entry.read_bytes()
-        elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
-            yield from _sources(entry, f"{prefix}{entry.name}/")
-
-
 ROOMS_OF_FACTS = ("host", "software", "container", "environment", "source")
 RESULT_FIELDS = (
     "unit", "metrics", "phases", "steady", "checks", "work", "learning", "data", "auto_batch",
@@ -235,15 +206,6 @@ class Parts:
     def complete(self) -> bool:
         """Whether the rank measured all that was asked for."""
         return self.result.complete
-
-
-@dataclass(frozen=True)
-class Energy:
-    """What the run cost, as the supervisor knows it from the sampler."""
-
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
-    detail: EnergyDetail | None = None
 
 
 def read_parts(folder: Path) -> Parts:
@@ -283,6 +245,14 @@ def parse_result(document: Any) -> RankResult:
     return replace(found, failure=failure)
 
 
+def parse_failure(document: Any) -> Failure | None:
+    """A failure that a rank has written down; None where it is no object."""
+    if not isinstance(document, dict):
+        return None
+    kind = document.get("kind")
+    return _lenient(Failure, {**document, "kind": kind if kind in FAILURES else "exception"})
+
+
 def parse_device(document: Any) -> DeviceFacts | None:
     """The device of a rank from device.json; None where that is empty, or no object."""
     return _lenient(DeviceFacts, document) if document else None
@@ -318,54 +288,6 @@ def _lenient(kind: type[Typed], document: Any) -> Typed | None:
             odd = {"what": name, "reason": f"it was written as what {error.message}"}
             document = {own: value for own, value in document.items() if own != name}
             document["missing"] = [*(told if isinstance(told, list) else []), odd]
-
-
-def make_failure(kind: str, message: str) -> dict[str, str]:
-    return {"kind": kind, "message": message}
-
-
-def assemble(
-    plan: Plan,
-    parts: Parts,
-    *,
-    started: str,
-    ended: str,
-    failure: Failure | None = None,
-    checks: Iterable[Check] = (),
-    energy: Energy | None = None,
-) -> dict[str, Any]:
-    """The record of a run. `failure` is how the run ended, where someone other than the rank knows it.
-
-    A result that was whole before the run ended badly stays good: what was measured was measured.
-    The bad end is then a check.
-    """
-    more = [*checks, *(energy.checks if energy else ())]
-    if parts.complete and failure is not None:
-        more.append(Check("supervisor", "warn", f"all was measured, but then: {failure.message}"))
-        failure = None
-    elif not parts.complete:
-        failure = failure or _failure_of(parts.result)
-    try:
-        return _record(plan, parts, started, ended, failure, more, energy)
-    except UNUSABLE as error:
-        broken = failure or Failure("exception", f"{NO_RECORD}: {error}")
-    try:
-        return _record(plan, replace(parts, result=RankResult()), started, ended, broken, list(checks))
-    except UNUSABLE:
-        return _record(plan, Parts(), started, ended, broken, list(checks))
-
-
-def _failure_of(result: RankResult) -> Failure:
-    told = result.failure
-    return told if told is not None and told.message else Failure("exception", "the rank left no result and no reason")
-
-
-def parse_failure(document: Any) -> Failure | None:
-    """A failure that a rank has written down; None where it is no object."""
-    if not isinstance(document, dict):
-        return None
-    kind = document.get("kind")
-    return _lenient(Failure, {**document, "kind": kind if kind in FAILURES else "exception"})
 
 
 @dataclass(frozen=True)
@@ -406,6 +328,58 @@ class NodeEnd:
 def read_node_end(folder: Path) -> NodeEnd | None:
     """What the supervisor of a node wrote at its end; None while there is none, or none that can be read."""
     return _lenient(NodeEnd, files.read_json(folder / files.NODE))
+
+
+# The record, assembled from the parts.
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What the run cost, as the supervisor knows it from the sampler."""
+
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    detail: EnergyDetail | None = None
+
+
+def assemble(
+    plan: Plan,
+    parts: Parts,
+    *,
+    started: str,
+    ended: str,
+    failure: Failure | None = None,
+    checks: Iterable[Check] = (),
+    energy: Energy | None = None,
+) -> dict[str, Any]:
+    """The record of a run. `failure` is how the run ended, where someone other than the rank knows it.
+
+    A result that was whole before the run ended badly stays good: what was measured was measured.
+    The bad end is then a check.
+    """
+    more = [*checks, *(energy.checks if energy else ())]
+    if parts.complete and failure is not None:
+        more.append(Check("supervisor", "warn", f"all was measured, but then: {failure.message}"))
+        failure = None
+    elif not parts.complete:
+        failure = failure or _failure_of(parts.result)
+    try:
+        return _record(plan, parts, started, ended, failure, more, energy)
+    except UNUSABLE as error:
+        broken = failure or Failure("exception", f"{NO_RECORD}: {error}")
+    try:
+        return _record(plan, replace(parts, result=RankResult()), started, ended, broken, list(checks))
+    except UNUSABLE:
+        return _record(plan, Parts(), started, ended, broken, list(checks))
+
+
+def _failure_of(result: RankResult) -> Failure:
+    told = result.failure
+    return told if told is not None and told.message else Failure("exception", "the rank left no result and no reason")
+
+
+def make_failure(kind: str, message: str) -> dict[str, str]:
+    return {"kind": kind, "message": message}
 
 
 def _record(
@@ -452,9 +426,12 @@ def _facts(parts: Parts) -> JsonObject:
     return {**rooms, "devices": [encode(one.without_torch()) for one in devices if one is not None]}
 
 
+# The manifest of a finished folder.
+
+
 MANIFEST_VERSION = 1
-WITH_MANIFEST = tuple(f"prony.record/{version}" for version in range(2, RECORD_VERSION + 1))
 MANIFEST_SCHEMA = f"prony.manifest/{MANIFEST_VERSION}"
+WITH_MANIFEST = tuple(f"prony.record/{version}" for version in range(2, RECORD_VERSION + 1))
 MOST_NAME_PARTS = 2  # parts of a name: a file, or a file in a folder (rank1/steps.csv)
 CHUNK_BYTES = 2**20
 LARGEST_BYTES = 8 * 2**30  # of a file; a sparse one has any size that its writer likes
@@ -480,10 +457,17 @@ def has_manifest(folder: Path) -> bool:
     return os.path.lexists(folder / files.MANIFEST)
 
 
+def lost_manifest(folder: Path) -> bool:
+    """Whether this folder had a manifest: Prony writes one beside every record since version 2."""
+    document = files.read_json(folder / files.RECORD)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    return schema in WITH_MANIFEST
+
+
 def manifest_problems(folder: Path) -> list[str]:
     """How the files of a folder differ from its manifest, one line each; none where they agree."""
     try:
-        listed = _read(folder)
+        listed = _read_manifest(folder)
     except RequestError as error:
         return [str(error)]
     missing, added, links, changed = dict.fromkeys(listed), [], [], []
@@ -509,7 +493,7 @@ def _changes(found: RunEntry, listed: dict[str, Any]) -> list[str]:
     return [] if same else [CHANGED.format(found.name)]
 
 
-def _read(folder: Path) -> dict[str, dict[str, Any]]:
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         document = files.read_json(folder / files.MANIFEST)
     except OSError as error:
@@ -541,6 +525,9 @@ def _sha256(found: RunEntry) -> str:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+# What verification found, and the mark that an index keeps of it.
 
 
 Outcome = Literal["verified", "not verified", "unverified"]
@@ -586,11 +573,6 @@ def is_unverified(record: Record) -> bool:
     return any(check.name == UNCHANGED and check.level == "unknown" for check in record.checks)
 
 
-def verify_command(folder: Path) -> str:
-    """The command that verifies a run folder, or all runs of a root, wherever it is run."""
-    return f"prony verify {shlex.quote(str(folder.absolute()))}"
-
-
 def manifest_mark(folder: Path) -> str:
     """The mark of a folder by its manifest alone, which costs no more than reading its files."""
     if not has_manifest(folder):
@@ -598,8 +580,28 @@ def manifest_mark(folder: Path) -> str:
     return NO if manifest_problems(folder) else MANIFEST_ALONE
 
 
-def lost_manifest(folder: Path) -> bool:
-    """Whether this folder had a manifest: Prony writes one beside every record since version 2."""
-    document = files.read_json(folder / files.RECORD)
-    schema = document.get("schema") if isinstance(document, dict) else None
-    return schema in WITH_MANIFEST
+def verify_command(folder: Path) -> str:
+    """The command that verifies a run folder, or all runs of a root, wherever it is run."""
+    return f"prony verify {shlex.quote(str(folder.absolute()))}"
+
+
+PACKAGE = "prony_node"
+
+
+@functools.cache
+def node_source_hash() -> str:
+    """A short hash of every .py file of the package as it was imported: names and contents, no times, no paths."""
+    whole = hashlib.sha256()
+    for name, content in sorted(_sources(resources.files(PACKAGE), "")):
+        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue  # of an editor, which may be a link to nothing
+        if entry.name.endswith(".py"):
+            yield prefix + entry.name, entry.read_bytes()
+        elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+            yield from _sources(entry, f"{prefix}{entry.name}/")

@@ -10,107 +10,10 @@ from typing import Any
 
 from prony_node.contract.errors import RequestError, nearest, unknown
 
-# Which implementation of a layer runs: the names that the setting `kernels` holds, and the settings it replaced.
-
-
-DEFAULT, LIBRARY = "default", "library"
-NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
-# The settings of Prony before the record's version 3, each with its values as names of kernels: "" is the library's.
-FORMER: dict[str, dict[str, str]] = {
-    "assignment": {"batched": "batched-assignment", "library": ""},
-    "attention": {
-        "cudnn": "cudnn-attention", "flash": "flash-attention", "efficient": "efficient-attention",
-        "math": "math-attention", "library": "",
-    },
-    "blocks": {"fused": "fused-blocks", "library": ""},
-    "depthwise": {"compiled": "compiled-depthwise", "library": ""},
-    "enlarge": {"products": "matmul-upsampling", "library": ""},
-    "norms": {"compiled": "compiled-norms", "library": ""},
-    "parts": {"own": "low-precision-residual", "library": ""},
-    "pooling": {"masked": "masked-roi-align", "library": ""},
-    "sampling": {"kernel": "triton-deformable-attention", "library": ""},
-    "stem": {"folded": "folded-stem", "library": ""},
-    "suppression": {"kernel": "triton-nms", "library": ""},
-}  # fmt: skip
-
-
-def kernel_names(value: object) -> tuple[str, ...]:
-    """The kernels that a value of the setting turns on by name."""
-    return () if value in (None, DEFAULT, LIBRARY) else tuple(str(value).split(","))
-
-
-def uses_kernel(settings: Mapping[str, Any], name: str) -> bool:
-    """Whether a run with these effective settings has this kernel."""
-    return name in kernel_names(settings.get("kernels"))
-
-
-def join_kernels(names: Iterable[str]) -> str:
-    """The names as the setting's value: sorted, each once; `library` where there is none."""
-    return ",".join(sorted(set(names))) or LIBRARY
-
-
-def former_setting(name: str, value: object = None) -> str | None:
-    """What a setting of an older Prony is called now, in a sentence; None where it never was one."""
-    values = FORMER.get(name)
-    if values is None:
-        return None
-    own = ", ".join(kernel for kernel in values.values() if kernel)
-    if value is None or str(value) not in values:
-        return f"{name} is now a part of kernels: kernels={own.replace(', ', ' or kernels=')}, or kernels=library"
-    if kernel := values[str(value)]:
-        return f"{name}={value} is now kernels={kernel}"
-    return f"{name}={value} is now kernels=library, or a list of kernels without {own.replace(', ', ' or ')}"
-
-
-# What can be asked for: every setting with its values, and the target of a run that trains to a quality.
-
-
-MORE, LESS = "more", "less"
-SCORES = {"accuracy": MORE, "exact_match": MORE, "map": MORE, "miou": MORE, "loss": LESS}  # which way each is better
-SHARES = ("accuracy", "exact_match")  # of a test split's samples, so that its size says how sure they are
-DEFAULT_EPOCHS = 20  # of a run that trains until a quality, when nobody says how many at most
-
-
-@dataclass(frozen=True)
-class QualityTarget:
-    """`accuracy>=0.93`."""
-
-    score: str
-    value: float
-
-    @property
-    def better(self) -> str:
-        return SCORES[self.score]
-
-    def reached(self, value: float) -> bool:
-        return value >= self.value if self.better == MORE else value <= self.value
-
-    def __str__(self) -> str:
-        return f"{self.score}{'>=' if self.better == MORE else '<='}{self.value:g}"
-
-
-def parse_target(text: str, scores: tuple[str, ...]) -> QualityTarget:
-    """The target that `until` states, for a workload that is judged by these scores."""
-    above = ">=" in text
-    score, _, number = (part.strip() for part in text.partition(">=" if above else "<="))
-    if score not in scores:
-        raise unknown("score", score, scores)
-    wanted = ">=" if SCORES[score] == MORE else "<="
-    if above != (SCORES[score] == MORE):
-        raise RequestError(f"until={text} is reached before anything is learned; did you mean {score}{wanted}{number}?")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise RequestError(f"until={text} is not possible: {number!r} is no number")
-    if SCORES[score] == MORE and not 0 < value <= 1:
-        hint = f"; did you mean {score}>={value / 100:g}?" if 1 < value <= 100 else ""
-        raise RequestError(f"until={text} is not possible: {score} goes from 0 to 1{hint}")
-    return QualityTarget(score, value)
-
-
 Value = str | int | bool
+
+DEFAULT, LIBRARY = "default", "library"  # values of `kernels`, instead of names
+KERNEL_NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
 SYNTHETIC_DATA = ("device", "host", "generated")  # where no data set of the user's is read
 SYNONYMS = {  # what a word means that is spelled like something else
     "gpu": "cuda",
@@ -120,8 +23,11 @@ COUNT_LIMIT = 10**12  # no count is larger, whether it came as text or as a numb
 
 @dataclass(frozen=True)
 class Setting:
-    """One knob. `kind` is choice, count (a whole number of at least `least`), flag (on/off), text, or names (a list
-    of words, or one of its choices alone)."""
+    """One setting that can be asked for.
+
+    `kind` is choice, count (a whole number of at least `least`), flag (on/off), text, or names (a list of words, or one
+    of its choices alone).
+    """
 
     name: str
     kind: str
@@ -248,7 +154,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("compile", "choice", "torch.compile and its mode",
                 ("off", "default", "reduce-overhead", "max-autotune")),
         Setting("kernels", "names", "whose implementation of each layer runs: default is what pays here, library the "
-                "library's everywhere, a list of names exactly these", (DEFAULT, LIBRARY), pattern=NAME,
+                "library's everywhere, a list of names exactly these", (DEFAULT, LIBRARY), pattern=KERNEL_NAME,
                 example="default | library | names such as folded-stem,fused-blocks"),
         Setting("compile_cache", "choice", "cold: compile into an empty cache; warm: keep the cache of earlier runs",
                 ("cold", "warm")),
@@ -303,12 +209,6 @@ SETTINGS: dict[str, Setting] = {
 }  # fmt: skip
 
 
-def unknown_setting(name: str, known: Iterable[str], value: object = None) -> RequestError:
-    """With what it is called now, where it was a setting once."""
-    now = former_setting(name, value)
-    return unknown("setting", name, known) if now is None else RequestError(now)
-
-
 def parse_settings(given: Mapping[str, object], extra: Iterable[Setting] = ()) -> dict[str, Value]:
     """Typed settings of a request; `extra` are the ones that only this workload has."""
     own = {setting.name: setting for setting in extra}
@@ -321,6 +221,110 @@ def parse_settings(given: Mapping[str, object], extra: Iterable[Setting] = ()) -
     return parsed
 
 
+def unknown_setting(name: str, known: Iterable[str], value: object = None) -> RequestError:
+    """With what it is called now, where it was a setting once."""
+    now = former_setting(name, value)
+    return unknown("setting", name, known) if now is None else RequestError(now)
+
+
+# Kernels: which implementation of a layer runs, and the settings that `kernels` replaced.
+
+
+# The settings of Prony before the record's version 3, each with its values as names of kernels: "" is the library's.
+FORMER: dict[str, dict[str, str]] = {
+    "assignment": {"batched": "batched-assignment", "library": ""},
+    "attention": {
+        "cudnn": "cudnn-attention", "flash": "flash-attention", "efficient": "efficient-attention",
+        "math": "math-attention", "library": "",
+    },
+    "blocks": {"fused": "fused-blocks", "library": ""},
+    "depthwise": {"compiled": "compiled-depthwise", "library": ""},
+    "enlarge": {"products": "matmul-upsampling", "library": ""},
+    "norms": {"compiled": "compiled-norms", "library": ""},
+    "parts": {"own": "low-precision-residual", "library": ""},
+    "pooling": {"masked": "masked-roi-align", "library": ""},
+    "sampling": {"kernel": "triton-deformable-attention", "library": ""},
+    "stem": {"folded": "folded-stem", "library": ""},
+    "suppression": {"kernel": "triton-nms", "library": ""},
+}  # fmt: skip
+
+
+def kernel_names(value: object) -> tuple[str, ...]:
+    """The kernels that a value of the setting turns on by name."""
+    return () if value in (None, DEFAULT, LIBRARY) else tuple(str(value).split(","))
+
+
+def uses_kernel(settings: Mapping[str, Any], name: str) -> bool:
+    """Whether a run with these effective settings has this kernel."""
+    return name in kernel_names(settings.get("kernels"))
+
+
+def join_kernels(names: Iterable[str]) -> str:
+    """The names as the setting's value: sorted, each once; `library` where there is none."""
+    return ",".join(sorted(set(names))) or LIBRARY
+
+
+def former_setting(name: str, value: object = None) -> str | None:
+    """What a setting of an older Prony is called now, in a sentence; None where it never was one."""
+    values = FORMER.get(name)
+    if values is None:
+        return None
+    own = ", ".join(kernel for kernel in values.values() if kernel)
+    if value is None or str(value) not in values:
+        return f"{name} is now a part of kernels: kernels={own.replace(', ', ' or kernels=')}, or kernels=library"
+    if kernel := values[str(value)]:
+        return f"{name}={value} is now kernels={kernel}"
+    return f"{name}={value} is now kernels=library, or a list of kernels without {own.replace(', ', ' or ')}"
+
+
+# The target of a run that trains to a quality.
+
+
+MORE, LESS = "more", "less"
+SCORES = {"accuracy": MORE, "exact_match": MORE, "map": MORE, "miou": MORE, "loss": LESS}  # which way each is better
+SHARES = ("accuracy", "exact_match")  # of a test split's samples, so that its size says how sure they are
+DEFAULT_EPOCHS = 20  # of a run that trains until a quality, when nobody says how many at most
+
+
+@dataclass(frozen=True)
+class QualityTarget:
+    """`accuracy>=0.93`."""
+
+    score: str
+    value: float
+
+    @property
+    def better(self) -> str:
+        return SCORES[self.score]
+
+    def reached(self, value: float) -> bool:
+        return value >= self.value if self.better == MORE else value <= self.value
+
+    def __str__(self) -> str:
+        return f"{self.score}{'>=' if self.better == MORE else '<='}{self.value:g}"
+
+
+def parse_target(text: str, scores: tuple[str, ...]) -> QualityTarget:
+    """The target that `until` states, for a workload that is judged by these scores."""
+    above = ">=" in text
+    score, _, number = (part.strip() for part in text.partition(">=" if above else "<="))
+    if score not in scores:
+        raise unknown("score", score, scores)
+    wanted = ">=" if SCORES[score] == MORE else "<="
+    if above != (SCORES[score] == MORE):
+        raise RequestError(f"until={text} is reached before anything is learned; did you mean {score}{wanted}{number}?")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise RequestError(f"until={text} is not possible: {number!r} is no number")
+    if SCORES[score] == MORE and not 0 < value <= 1:
+        hint = f"; did you mean {score}>={value / 100:g}?" if 1 < value <= 100 else ""
+        raise RequestError(f"until={text} is not possible: {score} goes from 0 to 1{hint}")
+    return QualityTarget(score, value)
+
+
 # How a trial is divided over devices: ranks, replicas, pipelines and shared layers, and what is refused.
 
 
@@ -328,136 +332,6 @@ AXES = ("dp", "pp", "tp")  # outermost first: devices that share a layer talk mo
 STAGES_A_DEVICE = {"1f1b": 1, "interleaved": 2}
 EXCHANGE = {"parallel", "bucket_mb", "static_graph", "sync", "reshard"}
 MICRO_BATCHES_A_STAGE = 4  # from here on the time that a pipeline takes to fill hardly counts (Huang et al., GPipe)
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """So many devices along each axis."""
-
-    dp: int
-    pp: int
-    tp: int
-
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """Of a rank along dp, pp and tp."""
-        return rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp
-
-
-@dataclass(frozen=True)
-class Wire:
-    """What one device sends in one step, and how that is counted; None, and why it is not."""
-
-    bytes_sent: float | None
-    how: str
-
-
-def devices_of_model(settings: Mapping[str, Value]) -> int:
-    """Devices that one replica of the model is split over."""
-    return int(settings.get("pp", 1)) * int(settings.get("tp", 1))
-
-
-def arrangement(settings: Mapping[str, Value], ranks: int) -> Arrangement:
-    """What was asked for on so many devices; dp, where it was not given, takes what is left."""
-    pp, tp = int(settings.get("pp", 1)), int(settings.get("tp", 1))
-    dp = int(settings.get("dp", max(1, ranks // (pp * tp))))
-    product = dp * pp * tp
-    if product != ranks:
-        asked = " ".join(f"{name}={settings[name]}" for name in AXES if name in settings)
-        uneven = product % int(settings.get("nodes", 1))
-        raise RequestError(
-            f"{asked} is not possible: dp x pp x tp is {dp} x {pp} x {tp} = {product}, and there are {ranks} devices; "
-            f"devices={product}{' nodes=1' if uneven else ''} would do"
-        )
-    return Arrangement(dp, pp, tp)
-
-
-def mesh_defaults(requested: Mapping[str, Value], ranks: int) -> dict[str, Value]:
-    """What holds for a model that is split, where nobody says otherwise."""
-    if devices_of_model(requested) == 1:
-        return {}
-    shape = arrangement(requested, ranks)
-    values: dict[str, Value] = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp, "compile": "off"}
-    if shape.pp > 1:
-        values |= {"schedule": "1f1b", "grad_accumulation": MICRO_BATCHES_A_STAGE * shape.pp}
-        if requested.get("parallel") == "fsdp":
-            values["reshard"] = False  # else weights would be gathered anew for every micro-batch
-    return values
-
-
-def check_mesh(settings: Mapping[str, Value], ranks: int, asked: set[str]) -> None:
-    """Refuse an arrangement that makes no sense for any model."""
-    if not asked & {*AXES, "schedule"}:
-        return
-    shape = arrangement(settings, ranks)
-    if shape.pp == 1 and "schedule" in asked:
-        raise RequestError("schedule is the order of a pipeline's micro-batches; add pp=N, or leave it out")
-    if devices_of_model(settings) == 1:
-        return
-    named = " ".join(f"{name}={settings[name]}" for name in ("pp", "tp") if int(settings.get(name, 1)) > 1)
-    if settings.get("mode") == "infer":
-        raise RequestError(f"{named} is offered for training alone; mode=infer wants the whole model on a device")
-    if settings.get("parallel") == "independent":
-        raise RequestError(f"parallel=independent has copies that wait for nobody; {named} makes devices wait for each "
-                           "other")  # fmt: skip
-    if shape.dp == 1:
-        for name in sorted(EXCHANGE & asked):
-            raise RequestError(f"{name} is about gradients that replicas exchange, and {named} leaves one replica")
-    if settings.get("precision") == "fp16":
-        raise RequestError(
-            f"precision=fp16 scales the loss by what a rank sees of its own gradients, and {named} shows each rank "
-            "others; use bf16"
-        )
-    if settings.get("precision") == "fp8":
-        raise RequestError(f"precision=fp8 scales whole weights, and {named} leaves a device a part of them; use bf16")
-    if settings.get("compile", "off") not in ("off", "default"):
-        raise RequestError(
-            f"compile={settings['compile']} makes device graphs of its own, and an exchange between processes is not "
-            f"captured; {named} takes compile=default, which compiles each layer"
-        )
-    if "weights" in settings:
-        raise RequestError(f"weights is not offered with {named}: each device draws its part of the weights")
-    if ("epochs" in settings and settings.get("data", "device") not in ("device", "host")) or "until" in settings:
-        raise RequestError(f"{named} is not offered for runs that are judged on a test split; use parallel=ddp")
-    if shape.pp > 1:
-        _check_pipeline(settings, shape)
-
-
-def _check_pipeline(settings: Mapping[str, Value], shape: Arrangement) -> None:
-    for name, plain in (("sync", True), ("static_graph", False)):
-        if settings.get(name, plain) != plain:
-            shown = "on" if settings[name] else "off"
-            raise RequestError(f"{name}={shown} is not offered with pp: torch's pipeline itself says when to exchange")
-    micro_batches = settings.get("grad_accumulation")
-    if micro_batches is None:  # a default that fits
-        return
-    count = int(micro_batches)
-    if count < shape.pp:
-        raise RequestError(
-            f"grad_accumulation={count} is not possible: a pipeline of {shape.pp} stages needs as many micro-batches "
-            f"at least; grad_accumulation={shape.pp} would do"
-        )
-    if settings.get("schedule") == "interleaved" and count % shape.pp:
-        raise RequestError(
-            f"grad_accumulation={count} is not possible: schedule=interleaved takes micro-batches in rounds of "
-            f"{shape.pp}; grad_accumulation={round(count / shape.pp) * shape.pp} would do"
-        )
-
-
-def check_model(name: str, shape: Mapping[str, int], settings: Mapping[str, Value]) -> None:
-    """Refuse to split a model that does not divide: `shape` has its layers, heads and vocabulary."""
-    pp, tp = int(settings.get("pp", 1)), int(settings.get("tp", 1))
-    for part in ("heads", "vocabulary"):
-        if shape[part] % tp:
-            raise RequestError(f"tp={tp} is not possible: it does not divide the {shape[part]} {part} of {name}")
-    schedule = str(settings.get("schedule", "1f1b"))
-    stages = pp * STAGES_A_DEVICE[schedule] if pp > 1 else 1
-    if shape["layers"] % stages:
-        raise RequestError(
-            f"pp={pp} schedule={schedule} is not possible: its {stages} stages do not divide the {shape['layers']} "
-            f"layers of {name}"
-        )
-
-
 # What each form of parallel training may be told besides, with its default.
 OPTIONS: dict[str, dict[str, Value]] = {
     "ddp": {"bucket_mb": 25, "static_graph": False, "sync": True},
@@ -470,7 +344,7 @@ SEVERAL_ONLY = (
 
 
 def all_devices(settings: Mapping[str, Value]) -> int:
-    """Devices of a run, on all its nodes: one a node where nobody says how many."""
+    """Devices of a run, on all its nodes: one per node where no number is given."""
     return int(settings.get("devices", settings.get("nodes", 1)))
 
 
@@ -480,7 +354,7 @@ def devices_per_node(settings: Mapping[str, Value]) -> int:
 
 
 def ranks_per_node(settings: Mapping[str, Value]) -> int:
-    """Processes that a node starts: one a device, or `copies` of it."""
+    """Processes that a node starts: one per device, or `copies` of it."""
     return devices_per_node(settings) * int(settings.get("copies", 1))
 
 
@@ -490,7 +364,7 @@ def rank_count(settings: Mapping[str, Value]) -> int:
 
 
 def models(settings: Mapping[str, Value]) -> int:
-    """Models that take a batch each in a step, on all nodes: one a rank, where none is split over several."""
+    """Models that take a batch each in a step, on all nodes: one per rank, where none is split over several."""
     return max(1, rank_count(settings) // devices_of_model(settings))
 
 
@@ -510,12 +384,17 @@ def in_lockstep(settings: Mapping[str, Value]) -> bool:
 
 
 def replicas(settings: Mapping[str, Value]) -> int:
-    """Batches that one update of the weights is made of: one a model that exchanges its gradients with others."""
+    """Batches that one update of the weights is made of: one per model that exchanges its gradients with others."""
     return models(settings) if in_lockstep(settings) else 1
 
 
+def devices_of_model(settings: Mapping[str, Value]) -> int:
+    """Devices that one replica of the model is split over."""
+    return int(settings.get("pp", 1)) * int(settings.get("tp", 1))
+
+
 def parallel_defaults(requested: Mapping[str, Value]) -> dict[str, Value]:
-    """What holds where nobody says otherwise: of every trial, and of one with several ranks."""
+    """Defaults of every trial, and of one with several ranks."""
     values: dict[str, Value] = {"devices": all_devices(requested), "nodes": 1}
     form = form_of(requested)
     if form:
@@ -625,3 +504,126 @@ def _check_batch_norm(settings: Mapping[str, Value], ranks: int) -> None:
         raise RequestError("batch_norm over several ranks is offered with parallel=ddp alone; use batch_norm=local")
     if isinstance(span, int) and ranks % span:
         raise RequestError(f"batch_norm={span} is not possible: it does not divide the {ranks} ranks")
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The number of devices along each axis."""
+
+    dp: int
+    pp: int
+    tp: int
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Of a rank along dp, pp and tp."""
+        return rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp
+
+
+def arrangement(settings: Mapping[str, Value], ranks: int) -> Arrangement:
+    """The arrangement that was asked for, on this number of devices; dp, where it is not given, takes the rest."""
+    pp, tp = int(settings.get("pp", 1)), int(settings.get("tp", 1))
+    dp = int(settings.get("dp", max(1, ranks // (pp * tp))))
+    product = dp * pp * tp
+    if product != ranks:
+        asked = " ".join(f"{name}={settings[name]}" for name in AXES if name in settings)
+        uneven = product % int(settings.get("nodes", 1))
+        raise RequestError(
+            f"{asked} is not possible: dp x pp x tp is {dp} x {pp} x {tp} = {product}, and there are {ranks} devices; "
+            f"devices={product}{' nodes=1' if uneven else ''} would do"
+        )
+    return Arrangement(dp, pp, tp)
+
+
+def mesh_defaults(requested: Mapping[str, Value], ranks: int) -> dict[str, Value]:
+    """Defaults of a model that is split."""
+    if devices_of_model(requested) == 1:
+        return {}
+    shape = arrangement(requested, ranks)
+    values: dict[str, Value] = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp, "compile": "off"}
+    if shape.pp > 1:
+        values |= {"schedule": "1f1b", "grad_accumulation": MICRO_BATCHES_A_STAGE * shape.pp}
+        if requested.get("parallel") == "fsdp":
+            values["reshard"] = False  # else weights would be gathered anew for every micro-batch
+    return values
+
+
+def check_mesh(settings: Mapping[str, Value], ranks: int, asked: set[str]) -> None:
+    """Refuse an arrangement that makes no sense for any model."""
+    if not asked & {*AXES, "schedule"}:
+        return
+    shape = arrangement(settings, ranks)
+    if shape.pp == 1 and "schedule" in asked:
+        raise RequestError("schedule is the order of a pipeline's micro-batches; add pp=N, or leave it out")
+    if devices_of_model(settings) == 1:
+        return
+    named = " ".join(f"{name}={settings[name]}" for name in ("pp", "tp") if int(settings.get(name, 1)) > 1)
+    if settings.get("mode") == "infer":
+        raise RequestError(f"{named} is offered for training alone; mode=infer wants the whole model on a device")
+    if settings.get("parallel") == "independent":
+        raise RequestError(f"parallel=independent has copies that wait for nobody; {named} makes devices wait for each "
+                           "other")  # fmt: skip
+    if shape.dp == 1:
+        for name in sorted(EXCHANGE & asked):
+            raise RequestError(f"{name} is about gradients that replicas exchange, and {named} leaves one replica")
+    if settings.get("precision") == "fp16":
+        raise RequestError(
+            f"precision=fp16 scales the loss by what a rank sees of its own gradients, and {named} shows each rank "
+            "others; use bf16"
+        )
+    if settings.get("precision") == "fp8":
+        raise RequestError(f"precision=fp8 scales whole weights, and {named} leaves a device a part of them; use bf16")
+    if settings.get("compile", "off") not in ("off", "default"):
+        raise RequestError(
+            f"compile={settings['compile']} makes device graphs of its own, and an exchange between processes is not "
+            f"captured; {named} takes compile=default, which compiles each layer"
+        )
+    if "weights" in settings:
+        raise RequestError(f"weights is not offered with {named}: each device draws its part of the weights")
+    if ("epochs" in settings and settings.get("data", "device") not in ("device", "host")) or "until" in settings:
+        raise RequestError(f"{named} is not offered for runs that are judged on a test split; use parallel=ddp")
+    if shape.pp > 1:
+        _check_pipeline(settings, shape)
+
+
+def _check_pipeline(settings: Mapping[str, Value], shape: Arrangement) -> None:
+    for name, plain in (("sync", True), ("static_graph", False)):
+        if settings.get(name, plain) != plain:
+            shown = "on" if settings[name] else "off"
+            raise RequestError(f"{name}={shown} is not offered with pp: torch's pipeline itself says when to exchange")
+    micro_batches = settings.get("grad_accumulation")
+    if micro_batches is None:  # a default that fits
+        return
+    count = int(micro_batches)
+    if count < shape.pp:
+        raise RequestError(
+            f"grad_accumulation={count} is not possible: a pipeline of {shape.pp} stages needs as many micro-batches "
+            f"at least; grad_accumulation={shape.pp} would do"
+        )
+    if settings.get("schedule") == "interleaved" and count % shape.pp:
+        raise RequestError(
+            f"grad_accumulation={count} is not possible: schedule=interleaved takes micro-batches in rounds of "
+            f"{shape.pp}; grad_accumulation={round(count / shape.pp) * shape.pp} would do"
+        )
+
+
+def check_model(name: str, shape: Mapping[str, int], settings: Mapping[str, Value]) -> None:
+    """Refuse to split a model that does not divide: `shape` has its layers, heads and vocabulary."""
+    pp, tp = int(settings.get("pp", 1)), int(settings.get("tp", 1))
+    for part in ("heads", "vocabulary"):
+        if shape[part] % tp:
+            raise RequestError(f"tp={tp} is not possible: it does not divide the {shape[part]} {part} of {name}")
+    schedule = str(settings.get("schedule", "1f1b"))
+    stages = pp * STAGES_A_DEVICE[schedule] if pp > 1 else 1
+    if shape["layers"] % stages:
+        raise RequestError(
+            f"pp={pp} schedule={schedule} is not possible: its {stages} stages do not divide the {shape['layers']} "
+            f"layers of {name}"
+        )
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What one device sends in one step, and how that is counted; None, and why it is not."""
+
+    bytes_sent: float | None
+    how: str

@@ -22,9 +22,6 @@ from prony_node.contract.files import canonical_json, open_temporary, read_plain
 from prony_node.contract.safe_files import open_plain, write_alone
 from prony_node.contract.settings import Value
 
-# What every opened data set answers: labels, classes, files, and a fingerprint of what was found.
-
-
 SPLITS = ("train", "test")
 HASHED_FILES = 5  # whose content enters the fingerprint: first, last, and between
 HASHED_BYTES = 2**20  # of each of them, from the head and from the end

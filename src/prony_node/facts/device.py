@@ -80,7 +80,7 @@ def amd_facts(tree: Tree, address: str | None, name: str | None, missing: Missin
     return facts
 
 
-def with_device(sample: ConditionSample, tree: Tree, address: str | None) -> ConditionSample:
+def with_amd_device(sample: ConditionSample, tree: Tree, address: str | None) -> ConditionSample:
     """The sample with clocks, temperature and power of the moment."""
     folder = f"/sys/bus/pci/devices/{address}"
     monitor = next(iter(tree.names(f"{folder}/hwmon/hwmon*")), None)
@@ -210,7 +210,7 @@ def nvidia_facts(uuid: str | None, address: str | None, missing: Missing) -> Dev
     return facts
 
 
-def with_device_of_nvidia(sample: ConditionSample, nvml: Nvml, whole: Any) -> ConditionSample:
+def with_nvidia_device(sample: ConditionSample, nvml: Nvml, whole: Any) -> ConditionSample:
     """The sample with clocks, temperature, power, throttle reasons, memory and PCIe link of the moment."""
     memory = nvml.try_ask("nvmlDeviceGetMemoryInfo", whole, MEMORY_INFO_V2)
     return replace(

@@ -69,19 +69,6 @@ class Tree:
         except (OSError, ValueError):
             return None
 
-    def why_unreadable(self, name: str) -> str | None:
-        """None when a file can be read, otherwise the reason in words."""
-        try:
-            with self.path(name).open("rb") as file:
-                file.read(64)
-        except FileNotFoundError:
-            return "not present"
-        except PermissionError:
-            return "no permission to read it"
-        except (OSError, ValueError) as error:
-            return f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        return None
-
 
 def _counting_order(name: str) -> list[tuple[int, int, str]]:
     parts = re.split(r"([0-9]{1,18})", name)

@@ -259,14 +259,14 @@ class Watch:
         if self.nvml is not None:
             sample = self._with_nvidia(sample, self.nvml)
         elif self.is_amd:
-            sample = device.with_device(sample, self.tree, self.address)
+            sample = device.with_amd_device(sample, self.tree, self.address)
         if self.errors is not None and time.monotonic() >= self._errors_due_s:
             sample = self.errors.with_errors(sample)
             self._errors_due_s = time.monotonic() + ERRORS_EVERY_S
         return replace(sample, invisible=self.invisible, reason=self.reason or sample.reason)
 
     def _with_nvidia(self, sample: ConditionSample, nvml: Nvml) -> ConditionSample:
-        sample = device.with_device_of_nvidia(sample, nvml, self.whole)
+        sample = device.with_nvidia_device(sample, nvml, self.whole)
         processes = device.nvidia_processes(nvml, self.handle)
         if sample.throttle is None or sample.sm_clock_mhz is None or processes is None:
             sample = replace(sample, reason=next(iter(nvml.reasons.values()), None))

@@ -1,4 +1,4 @@
-"""The measured loop, which adds no synchronisation and knows no model, its clock, and the loop of a collective."""
+"""The measured loop, which adds no synchronisation and knows no model; its clock, latency, and a collective's loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import NamedTuple, Protocol, TypeVar
 from prony_node.contract.record import Metric, measured
 from prony_node.stats import Decision, Estimate, StopRule, Tracker, estimate_of, percentile
 
-# Timing of the measured window: what a clock does, and the clock of a device that needs none of its own.
+BLOCK_S = 0.02  # steps shorter than this are timed in blocks of about this length
+MOST_REQUESTS, LEAST_REQUESTS, LATENCY_S = 500, 20, 3.0  # batches one at a time: at most, at least, and for how long
+WARM_OPERATIONS = 5  # of a collective, before the first block
+MOST_OPERATIONS = 20_000  # of a block
+POINT_S = 0.3  # of operations at each size of a curve
+LEAST_BLOCKS = 12  # at each size of a curve
+
+Batch = TypeVar("Batch")
 
 
 class Block(NamedTuple):
@@ -68,13 +75,6 @@ class HostClock:
         return self.finished()
 
 
-# The measured loop, which adds no synchronisation and knows no model; and the latency of one batch at a time.
-
-
-Batch = TypeVar("Batch")
-BLOCK_S = 0.02  # steps shorter than this are timed in blocks of about this length
-
-
 @dataclass(frozen=True)
 class Window:
     """What the loop saw: every block from the first timed step on.
@@ -111,6 +111,7 @@ class Window:
 
 
 def steps_per_block(step_s: float) -> int:
+    """Steps that make a block of about BLOCK_S."""
     return max(1, round(BLOCK_S / max(step_s, 1e-7)))
 
 
@@ -125,7 +126,7 @@ def measured_loop(
     time_waits: bool = False,
     report: Callable[[int, Decision | None], None] = lambda steps, decision: None,
 ) -> Window:
-    """Run steps until the stop rule is content, or for exactly `fixed_steps`."""
+    """Run steps until the stop rule is satisfied, or for exactly `fixed_steps`."""
     blocks: list[Block] = []
     blocks_seen: int | None = None
     decision: Decision | None = None
@@ -171,18 +172,13 @@ def measured_loop(
     )
 
 
-REQUESTS = 500
-LEAST = 20
-SECONDS = 3.0
-
-
 def latency_metrics(
     step: Callable[[Batch], None], batches: Iterator[Batch], synchronise: Callable[[], None]
 ) -> tuple[dict[str, Metric], int]:
-    """Percentiles over requests that wait for nobody; a loader's time is not part of them."""
+    """Percentiles over batches that are answered one at a time; a loader's time is not part of them."""
     taken_s: list[float] = []
     began = time.perf_counter()
-    while len(taken_s) < REQUESTS and (len(taken_s) < LEAST or time.perf_counter() - began < SECONDS):
+    while len(taken_s) < MOST_REQUESTS and (len(taken_s) < LEAST_REQUESTS or time.perf_counter() - began < LATENCY_S):
         batch = next(batches)
         synchronise()
         started = time.perf_counter()
@@ -196,16 +192,10 @@ def latency_metrics(
     }, len(taken_s)
 
 
-# Timing an operation that all ranks do together, so that each of them decides alike and none waits for ever.
+# A collective: an operation that all ranks do together, so that each of them decides alike and none waits for ever.
 #
 # Ranks do blocks of operations. After each, outside of what is timed, they tell each other how long it took: what is
 # decided on is the mean over the ranks, which is the same number everywhere.
-
-
-WARM_OPERATIONS = 5
-MOST_OPERATIONS = 20_000  # of a block
-POINT_S = 0.3  # of operations at each size of a curve
-LEAST_BLOCKS = 12
 
 
 class Stopwatch(Protocol):
@@ -255,7 +245,7 @@ class OperationSeries:
 
 
 def time_block(operation: TimedOperation, count: int, began_s: float) -> OperationBlock:
-    """So many operations. When the block ended is by the first rank's clock, so that all ranks have the same."""
+    """Time `count` operations. When the block ended is by the first rank's clock, so that all ranks have the same."""
     operation.renew()
     stopwatch = operation.stopwatch()
     operation.gather((0.0,))  # together: a rank that waits for another would time that
@@ -268,7 +258,7 @@ def time_block(operation: TimedOperation, count: int, began_s: float) -> Operati
 
 
 def warm_up(operation: TimedOperation) -> int:
-    """Connect, settle, and find how many operations make a block."""
+    """Connect the ranks, and find how many operations make a block."""
     began_s = time.monotonic()
     time_block(operation, WARM_OPERATIONS, began_s)
     count = 1
@@ -295,7 +285,7 @@ def time_until(
     fixed: int | None,
     report: Callable[[int, Decision | None], None],
 ) -> OperationSeries:
-    """Until the stop rule is content, or so many operations."""
+    """Time operations until the stop rule is satisfied, or `fixed` of them."""
     count = warm_up(operation)
     series = OperationSeries(Tracker(rule))
     decision: Decision | None = None

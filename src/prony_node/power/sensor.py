@@ -18,9 +18,6 @@ from typing import Any, Protocol
 from prony_node.contract import plugins
 from prony_node.contract.errors import RequestError
 
-# What a power reader and its sensors state, the table of readers, and how they are opened.
-
-
 KINDS = ("counter", "average", "instantaneous", "model")
 SCOPES = ("gpu", "module", "package", "dram", "node")
 EVIDENCE = ("hardware", "recording", "documented format")
@@ -222,13 +219,6 @@ class Folder:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
-
-    def require(self, name: str, who: str) -> None:
-        """Raise Unavailable when this file cannot be read as a number, with what would help."""
-        try:
-            self.number(name)
-        except SensorLost as lost:
-            raise Unavailable(f"{who}: {lost}") from lost
 
     def number(self, name: str) -> float:
         """The number that the file holds now; SensorLost with the reason when there is none."""

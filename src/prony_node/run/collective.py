@@ -289,7 +289,7 @@ def right_check(points: list[TimedMessage]) -> Check:
 
 
 def _end_of(series: OperationSeries, steps: int) -> float:
-    """When so many operations were over, on the host, since the first began."""
+    """Seconds on the host from the first operation to the end of the first `steps` ones."""
     end_s, seen = 0.0, 0
     for block in series.blocks:
         if seen >= steps:

@@ -31,7 +31,7 @@ from prony_node.contract.typed import encode
 SAMPLE_EVERY_S = 1.0
 FACTS_PATIENCE_S = 20.0
 SAMPLER_PATIENCE_S = 5.0
-
+NODES_PATIENCE_S = 10.0  # for the other nodes to end: their ranks and samplers are told to as the first one's are
 
 Room = TypeVar("Room")
 
@@ -173,13 +173,10 @@ def worst_of(checks: Sequence[tuple[str, Iterable[Check]]]) -> list[Check]:
     return list(worst.values())
 
 
-PATIENCE_S = 10.0  # for the other nodes to end: their ranks and samplers are told to as the first one's are
-
-
 def wait_for_others(folder: Path, count: int) -> None:
     """Until what they wrote is whole: of the files of a node, node.json comes last."""
     there = [own for node in range(1, count) if (own := files.node_folder(folder, node)).is_dir()]
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + NODES_PATIENCE_S
     while not all((own / files.NODE).exists() for own in there) and time.monotonic() < end_s:
         time.sleep(0.1)
 
@@ -189,12 +186,12 @@ def why_unseen(own: Path, node: int) -> str:
     if not own.is_dir():
         return f"its folder {own.name} cannot be seen from the first node"
     if node and not (own / files.NODE).exists():
-        return f"its supervisor had not ended {PATIENCE_S:.0f} s after the first one's"
+        return f"its supervisor had not ended {NODES_PATIENCE_S:.0f} s after the first one's"
     return ""
 
 
 def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: HostConditions) -> list[Check]:
-    """Whether a device of any node was held back, or shared, within the steady window; without one, nothing is said."""
+    """Whether a device of any node was throttled, or shared, within the steady window; without a window, no check."""
     window = parts.result.window
     if window is None:
         return []

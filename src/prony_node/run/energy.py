@@ -47,7 +47,11 @@ LEAST_WINDOW_S = 10.0  # a counter that ticks every 100 ms needs it for 1 %
 ENERGY_METRICS = (
     "energy", "energy_per_sample", "samples_per_wh", "power", "power_peak", "power_idle", "node_energy", "node_power",
 )  # fmt: skip
+QUALITY_ENERGY_METRICS = ("energy", "energy_per_sample", "samples_per_wh", "power", "energy_to_quality")
+OF_NODE = ("node_energy", "node_power")
 OWN_SCOPES = {"cpu": ("package", "dram")}  # of a run on this kind of device; of any other it is the device's own
+
+Nodes = list[tuple[RankTimes, Energy]]  # who each is, as the ranks told, and what its part cost
 
 
 def start_sampler(plan: Plan, folder: Path) -> SamplerProcess | None:
@@ -255,9 +259,6 @@ def _idle_metric(idle: list[tuple[float | None, str]]) -> Metric:
     return measured(math.fsum(known), "W", scope="devices of the run", source=idle[0][1].partition(" ")[0])
 
 
-QUALITY_ENERGY_METRICS = ("energy", "energy_per_sample", "samples_per_wh", "power", "energy_to_quality")
-
-
 def energy_to_quality(
     recording: Recording, parts: list[PartEnergy], stretches: Sequence[Interval], result: RankResult
 ) -> dict[str, Metric]:
@@ -294,11 +295,6 @@ def energy_to_quality(
         time = result.metrics.get("time_to_quality")
         metrics["energy_to_quality"] = missing((time and time.reason) or "no quality was asked for")
     return metrics
-
-
-OF_NODE = ("node_energy", "node_power")
-
-Nodes = list[tuple[RankTimes, Energy]]  # who each is, as the ranks told, and what its part cost
 
 
 def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
@@ -357,7 +353,7 @@ def _sum(nodes: Nodes) -> Energy:
 
 
 def _metric(nodes: Nodes, name: str) -> Metric:
-    """Of all nodes, or of none: whoever did not measure it is named."""
+    """The metric over all nodes; without one of them none, and the reason names it."""
     found = [(who, energy.metrics.get(name) or energy.metrics["energy"]) for who, energy in nodes]
     unknown: dict[str, list[str]] = {}
     for who, one in found:
@@ -383,7 +379,7 @@ def _metric(nodes: Nodes, name: str) -> Metric:
 
 
 def _turned(each: Metric, turned: Metric) -> Metric:
-    """Work a watt-hour from the energy of a unit of work, over all nodes."""
+    """Work per watt-hour from the energy per unit of work, over all nodes."""
     value, low, high = (
         None if joules is None else JOULES_A_WH / joules for joules in (each.value, each.high, each.low)
     )

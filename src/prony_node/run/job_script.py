@@ -22,6 +22,12 @@ from prony_node.contract.files import PART_BYTES, Frame, encode, in_parts, limit
 from prony_node.contract.safe_files import open_alone, open_in_run, open_own_folder, read_in_run, read_plain, walk_run
 
 LIMIT_LOGS_EVERY_S = 0.5
+LOOK_EVERY_S = 1.0  # at what is to be sent
+SMALL_BYTES = 65536  # of a JSON file that goes back as soon as it is there
+LARGEST_BYTES = 32 << 20  # of a file that goes back at all
+KILL_S = 60.0  # for a script that was ended to end
+OUT_OF_TIME = 124  # as `timeout` has it
+LEFT_OUT = "left-out.txt"  # names of the larger ones
 
 
 def run_script(folder: Path) -> int:
@@ -40,14 +46,6 @@ def run_script(folder: Path) -> int:
                 process.wait(LIMIT_LOGS_EVERY_S)
             limit_logs(logs_of_job(own))
         return process.returncode
-
-
-LOOK_EVERY_S = 1.0
-SMALL_BYTES = 65536  # of a JSON file that goes back as soon as it is there
-LARGEST_BYTES = 32 << 20  # of a file that goes back at all
-KILL_S = 60.0  # for a script that was ended to end
-OUT_OF_TIME = 124  # as `timeout` has it
-LEFT_OUT = "left-out.txt"  # names of the larger ones
 
 
 class Sender:

@@ -1,4 +1,4 @@
-"""Warm-up and the measured window: what is set up around the loop, when several ranks stop, what is read afterwards."""
+"""Warm-up and the measured window: what is set up around the loop, what is read afterwards, when several ranks stop."""
 
 from __future__ import annotations
 
@@ -17,85 +17,15 @@ from prony_node.run.prepare import Built, Setup, steps_of_all_shapes
 from prony_node.run.quality import EpochPlan, EpochTraining, SplitPass, SplitPlan, Training, train_epochs
 from prony_node.stats import Decision, Estimate, StopRule, Tracker
 
-# When several ranks stop: those in lockstep after the same step, copies when they hear of it.
-
-
-STOP = 1  # a word to copies
-
-
-def tracker_of_ranks(rule: StopRule, ranks: RankGroup, block_s: float, *, lockstep: bool, period: int = 0) -> Tracker:
-    """By what this rank decides; `lockstep`: ranks wait for each other in each step."""
-    return LockstepTracker(rule, ranks, block_s, period) if lockstep else IndependentTracker(rule, ranks, period)
-
-
-LOOK_EVERY_S = 0.25  # the first rank's word is sent, and the one before is read
-
-
-class LockstepTracker(Tracker):
-    """For ranks that wait for each other in each step: all of them stop after the same one.
-
-    Every so many blocks, a number agreed before, the first rank sends what it has decided, and all read what it sent
-    the time before: by then it has long arrived, since no rank is more than a step ahead of another. What it sends is
-    the number of blocks that it decided on, so that the estimates of all ranks are of the same steps; 0: go on.
-    """
-
-    __slots__ = ("_blocks", "_every", "_own", "_ranks", "_sent")
-
-    def __init__(self, rule: StopRule, ranks: RankGroup, block_s: float, period: int = 0) -> None:
-        super().__init__(rule, period)
-        self._ranks = ranks
-        self._every = max(1, round(LOOK_EVERY_S / max(block_s, 1e-6)))
-        self._blocks = 0
-        self._sent: SentWord | None = None
-        self._own = Decision(False, "no look was due yet", None)
-
-    def due(self) -> bool:
-        self._blocks += 1
-        return self._blocks % self._every == 0
-
-    def decide(self) -> Decision:
-        if self._sent is not None and (seen := self._sent.wait()):
-            return self._own if self._ranks.first else Decision(True, "the first rank stopped", None, seen)
-        if self._ranks.first and not self._own.stop and super().due():
-            self._own = super().decide()
-        self._sent = self._ranks.tell((self._own.blocks_seen or 0) if self._own.stop else 0)
-        return Decision(False, self._own.reason, self._own.estimate)
-
-
-class IndependentTracker(Tracker):
-    """For ranks that wait for nobody: the first one's word is awaited in the background, and looked for each block."""
-
-    __slots__ = ("_ranks", "_sent")
-
-    def __init__(self, rule: StopRule, ranks: RankGroup, period: int = 0) -> None:
-        super().__init__(rule, period)
-        self._ranks = ranks
-        self._sent: SentWord | None = None
-
-    def due(self) -> bool:
-        if self._ranks.first:
-            return super().due()
-        if self._sent is None:  # now and not before: what ranks tell each other comes in one order for all
-            self._sent = self._ranks.tell(STOP)
-        return self._sent.is_completed()
-
-    def decide(self) -> Decision:
-        if not self._ranks.first:
-            return Decision(True, "the first rank stopped", None)
-        decision = super().decide()
-        if decision.stop:
-            self._ranks.tell(STOP).wait()
-        return decision
-
-
-# Warm-up: steps until they take as long as they will, with batches that come as fast as they will come.
-
-
 SHAPES_AT_ONCE = 8  # steps between two looks at the clock
 LEAD_S = 10.0  # for so long at most what a loader made ahead is used up
 HEAT_AT_ONCE_S = 0.5  # seconds of steps between two looks at the clock, while the device gets warm
 SHORTEST_STEP_S = 1e-6
 CAPTURED_ROUNDS = 2  # the compiler's graphs of a shape: it runs before, and is captured when it comes again
+LOOK_EVERY_S = 0.25  # of ranks in lockstep: the first rank's word is sent, and the one before is read
+STOP = 1  # the first rank's word to copies
+
+WindowPlan = EpochPlan | SplitPlan | None  # whole epochs, passes over a test split, or until the stop rule is content
 
 
 @dataclass(frozen=True)
@@ -192,12 +122,6 @@ def timed_steps(setup: Setup, built: Built, count: int) -> float:
     return setup.ranks.from_first(step_s) if setup.lockstep else step_s
 
 
-# The measured window: what is set up around the loop, and what is read once it is over.
-
-
-WindowPlan = EpochPlan | SplitPlan | None  # whole epochs, passes over a test split, or until the stop rule is content
-
-
 @dataclass(frozen=True)
 class Measured:
     """What the loop saw, and what was counted meanwhile."""
@@ -221,10 +145,10 @@ class Measured:
 
 
 def measure(setup: Setup, built: Built, planned: WindowPlan, warm: Warm, journal: Journal) -> Measured:
-    """Run steps until the stop rule is content, or for as long as is planned."""
+    """Run steps until the stop rule is satisfied, or for as long as is planned."""
     model, backend, step_s = built.model, setup.backend, warm.step_s
     period = model.pool if built.varies and setup.settings["data"] == "device" else 0
-    block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is so many whole blocks
+    block_steps = math.gcd(steps_per_block(step_s), period)  # so that a round of the pool is a whole number of blocks
     rule = with_energy(setup.rule, journal.folder, backend.kind)
     tracker = _tracker(setup, built, rule, block_steps * step_s, period)
     journal.progress.measure(rule, setup.workload.unit, built.units_per_step * models(setup.settings))
@@ -272,6 +196,66 @@ def measure(setup: Setup, built: Built, planned: WindowPlan, warm: Warm, journal
 
 
 def _tracker(setup: Setup, built: Built, rule: StopRule, block_s: float, period: int) -> Tracker:
+    """What decides when this rank stops: alone, with the others after the same step, or when it hears of them."""
     if setup.ranks.size == 1 or built.fixed_steps is not None:
         return Tracker(rule, period)
-    return tracker_of_ranks(rule, setup.ranks, block_s, lockstep=setup.lockstep, period=period)
+    if setup.lockstep:
+        return LockstepTracker(rule, setup.ranks, block_s, period)
+    return IndependentTracker(rule, setup.ranks, period)
+
+
+class LockstepTracker(Tracker):
+    """For ranks that wait for each other in each step: all of them stop after the same one.
+
+    Every few blocks, a number agreed before, the first rank sends what it has decided, and all read what it sent
+    the time before: by then it has long arrived, since no rank is more than a step ahead of another. What it sends is
+    the number of blocks that it decided on, so that the estimates of all ranks are of the same steps; 0: go on.
+    """
+
+    __slots__ = ("_blocks", "_every", "_own", "_ranks", "_sent")
+
+    def __init__(self, rule: StopRule, ranks: RankGroup, block_s: float, period: int = 0) -> None:
+        super().__init__(rule, period)
+        self._ranks = ranks
+        self._every = max(1, round(LOOK_EVERY_S / max(block_s, 1e-6)))
+        self._blocks = 0
+        self._sent: SentWord | None = None
+        self._own = Decision(False, "no look was due yet", None)
+
+    def due(self) -> bool:
+        self._blocks += 1
+        return self._blocks % self._every == 0
+
+    def decide(self) -> Decision:
+        if self._sent is not None and (seen := self._sent.wait()):
+            return self._own if self._ranks.first else Decision(True, "the first rank stopped", None, seen)
+        if self._ranks.first and not self._own.stop and super().due():
+            self._own = super().decide()
+        self._sent = self._ranks.tell((self._own.blocks_seen or 0) if self._own.stop else 0)
+        return Decision(False, self._own.reason, self._own.estimate)
+
+
+class IndependentTracker(Tracker):
+    """For independent ranks: the first one's word is awaited in the background, and looked for each block."""
+
+    __slots__ = ("_ranks", "_sent")
+
+    def __init__(self, rule: StopRule, ranks: RankGroup, period: int = 0) -> None:
+        super().__init__(rule, period)
+        self._ranks = ranks
+        self._sent: SentWord | None = None
+
+    def due(self) -> bool:
+        if self._ranks.first:
+            return super().due()
+        if self._sent is None:  # now and not before: what ranks tell each other comes in one order for all
+            self._sent = self._ranks.tell(STOP)
+        return self._sent.is_completed()
+
+    def decide(self) -> Decision:
+        if not self._ranks.first:
+            return Decision(True, "the first rank stopped", None)
+        decision = super().decide()
+        if decision.stop:
+            self._ranks.tell(STOP).wait()
+        return decision

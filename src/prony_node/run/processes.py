@@ -27,9 +27,6 @@ from prony_node.contract.run_folder import EndedRank, parse_failure, read_launch
 from prony_node.contract.safe_files import open_in_run, read_in_run
 from prony_node.parallel.place import RankPosition
 
-# The processes of a run: signals, ending with the parent, the rank seen by its supervisor, and how a rank begins.
-
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -392,9 +389,9 @@ def launcher_failure(
     if launcher is not None and launcher.failure is not None:
         # A node that could not come may have written down why.
         return (local < ranks and failure_elsewhere(folder, 0.0, launcher.failure.kind)) or launcher.failure
-    told = {rank: failure for rank in files.rank_folders(folder) if (failure := failure_of(folder, rank))}
-    own = {rank: failure for rank, failure in told.items() if not is_echo(failure)}
-    silent = {one.rank: one for one in (launcher.ranks if launcher is not None else ()) if one.rank not in told}
+    reported = {rank: failure for rank in files.rank_folders(folder) if (failure := failure_of(folder, rank))}
+    own = {rank: failure for rank, failure in reported.items() if not is_echo(failure)}
+    silent = {one.rank: one for one in (launcher.ranks if launcher is not None else ()) if one.rank not in reported}
     asked = {rank: one for rank, one in silent.items() if one.exit_status == -signal.SIGTERM}
     # Torch ends a rank so when the others are gone: it may be the echo of another's end.
     aborted = {rank: one for rank, one in silent.items() if one.exit_status == -signal.SIGABRT}
@@ -404,10 +401,10 @@ def launcher_failure(
     if killed:
         return _killed(folder, min(killed), ranks, killed[min(killed)], where, witness)
     if own:
-        return _told(folder, own, ranks)
+        return _first_of(folder, own, ranks)
     if launcher is None and end.status is not None and end.status < 0:  # its ranks ended with it
         return _by_signal("torch's launcher", end.pid, end.status, where, witness)
-    if (told or aborted) and local < ranks and (elsewhere := failure_elsewhere(folder, PATIENCE_S)):
+    if (reported or aborted) and local < ranks and (elsewhere := failure_elsewhere(folder, PATIENCE_S)):
         return elsewhere
     if crashed:
         rank = min(crashed)
@@ -417,8 +414,8 @@ def launcher_failure(
         return _killed(folder, min(aborted), ranks, aborted[min(aborted)], where, witness)
     if asked and local == ranks:  # else the launcher did it, to ranks that had lost another node's
         return _killed(folder, min(asked), ranks, asked[min(asked)], where, witness)
-    if told:
-        return _told(folder, told, ranks)
+    if reported:
+        return _first_of(folder, reported, ranks)
     said = read_tail(folder / files.LAUNCHER_LOG)
     return Failure("exception", f"torch's launcher ended without a result {where}: {said or 'it said nothing'}")
 
@@ -459,10 +456,10 @@ def last_words(folder: Path, rank: int) -> str:
     return f"; its last words:\n{said}" if said else "; it said nothing"
 
 
-def _told(folder: Path, told: dict[int, Failure], ranks: int) -> Failure:
-    """What the first of them said."""
-    rank = min(told, key=lambda number: (told[number].at_monotonic or 0.0, number))
-    kind, message = told[rank].kind, told[rank].message
+def _first_of(folder: Path, reported: dict[int, Failure], ranks: int) -> Failure:
+    """The failure of the rank that failed first, of those that reported one."""
+    rank = min(reported, key=lambda number: (reported[number].at_monotonic or 0.0, number))
+    kind, message = reported[rank].kind, reported[rank].message
     if kind in OF_ALL:
         return Failure(kind, message)
     words = "" if kind == "out-of-memory" else last_words(folder, rank)
@@ -523,11 +520,11 @@ def where_they_stood(folder: Path, ranks: int, stacks: dict[int, str]) -> str:
     if not hung:
         known = [f"{rank_name(folder, rank, ranks)} stood at {stack}" for rank, stack in stacks.items() if stack]
         return f"which rank the others waited for cannot be told; {known[0]}" if known else "no rank of it lives here"
-    told = []
+    lines = []
     for rank in hung:
         at = f"stood at {stacks[rank]}" if stacks[rank] else "gave no answer when asked where it stands"
-        told.append(f"{rank_name(folder, rank, ranks)} {at}{last_words(folder, rank)}")
-    return f"{'; '.join(told)}\nthe other {len(stacks) - len(hung)} waited"
+        lines.append(f"{rank_name(folder, rank, ranks)} {at}{last_words(folder, rank)}")
+    return f"{'; '.join(lines)}\nthe other {len(stacks) - len(hung)} waited"
 
 
 def waits(stack: str) -> bool:

@@ -16,14 +16,14 @@ from prony_node.contract.settings import MORE, SCORES, SHARES, QualityTarget, pa
 from prony_node.contract.typed import stated
 from prony_node.measure.loop import Window, measured_loop, steps_per_block
 from prony_node.run.journal import Journal
-from prony_node.run.prepare import STEPS, Built, Setup
+from prony_node.run.prepare import TRY_STEPS, Built, Setup
 from prony_node.stats import Decision, Tracker, share_interval
 
 WARM_UP = 0.2  # share of the steps until the highest rate
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """The share of the highest learning rate that step number `step`, from 0, of so many takes."""
+    """The share of the highest learning rate at step number `step`, from 0, of `steps`."""
     highest = max(1.0, WARM_UP * steps)
     if step + 1 <= highest:
         return (step + 1) / highest
@@ -53,7 +53,7 @@ def plan_epochs(setup: Setup, built: Built) -> EpochPlan:
     count = replicas(settings)
     epochs, steps = int(settings["epochs"]), len(opened.train) // count // built.samples_per_step
     if setup.plan.cut_short:
-        epochs, steps = 1, STEPS
+        epochs, steps = 1, TRY_STEPS
     target = parse_target(str(settings["until"]), scores) if "until" in settings else None
     return EpochPlan(epochs, steps, count, len(opened.test), target.score if target else scores[0], target)
 
@@ -208,7 +208,7 @@ def judge_training(training: Training, settings: dict[str, Any], kind: str) -> F
 
 
 def quality_after(training: Training, epoch: int, kind: str) -> Metric:
-    """The score after so many epochs."""
+    """The score after this epoch."""
     score, curve = training.plan.score, training.curve
     if epoch > len(curve):
         return missing(f"there is no epoch {epoch}: the run ended after {len(curve)}")

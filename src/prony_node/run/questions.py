@@ -14,31 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prony_node import facts
 from prony_node.backends import framework
 from prony_node.backends.protocol import FrameworkHere
-from prony_node.contract import files
 from prony_node.contract.errors import EXIT_FAILED, EXIT_INTERRUPTED, RequestError
 from prony_node.contract.facts import DeviceFacts, HostFacts, MissingFact, PciLink, Provenance, SoftwareFacts
 from prony_node.contract.plugins import Plugin, extra_of, install_command
 from prony_node.contract.typed import JsonObject, encode
-from prony_node.facts import (
-    container_facts,
-    environment_facts,
-    fingerprint,
-    host_facts,
-    software_facts,
-)
+from prony_node.facts import container_facts, environment_facts, fingerprint, host_facts, software_facts
 from prony_node.facts.device import DeviceLinks, nvidia_links
 from prony_node.facts.tree import Missing
 from prony_node.power.sampler import survey
 from prony_node.run.processes import SignalPipe, adopt_orphans, controller_is_gone, end_adopted, end_with_parent
 from prony_node.workloads import LIBRARIES, WORKLOADS, find_workload, libraries_of, plugin_of
-from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file import load_model_file, mistakes_in
-from prony_node.workloads.model_file_config import content_hash, name_with_hash, to_document
-
-# Questions of the controller about this node: devices, fingerprints, workload names and model files.
+from prony_node.workloads.model_file_config import to_document
 
 
 def check_name(name: str) -> dict[str, str | None]:
@@ -60,13 +49,13 @@ def check_name(name: str) -> dict[str, str | None]:
 
 def fingerprint_for(workload: str) -> Provenance:
     """Machine, software and its parts, as a run of this workload has them."""
-    return facts.fingerprint(libraries=libraries_of(workload), plugin=_plugin_of(workload))
+    return fingerprint(libraries=libraries_of(workload), plugin=_plugin_of(workload))
 
 
 def fingerprints(workloads: list[str]) -> JsonObject:
     """Of this node, and the software's hash for each of these workloads: made once for each library and plug-in."""
     needs = {name: (libraries_of(name), _plugin_of(name)) for name in workloads}
-    made = {need: facts.fingerprint(libraries=need[0], plugin=need[1]) for need in {((), None), *needs.values()}}
+    made = {need: fingerprint(libraries=need[0], plugin=need[1]) for need in {((), None), *needs.values()}}
     return {**encode(made[(), None]), "workloads": {name: made[need].software for name, need in needs.items()}}
 
 
@@ -100,15 +89,6 @@ def describe_model_file(path: Path) -> JsonObject:
         "sha256": loaded.sha256,
         "workload": to_document(loaded.workload),
     }
-
-
-def keep_model_file(workload: Workload, folder: Path) -> None:
-    """A copy of the file in the run folder, which is complete in itself."""
-    source = Path(workload.module).read_bytes()
-    if not workload.name.endswith(name_with_hash("", content_hash(source))):
-        raise RequestError(f"{workload.module} was changed while the run was being made of it")
-    with files.open_bytes(folder / files.MODEL_FILE) as copy:
-        copy.write(source)
 
 
 LOOK_EVERY_S = 0.5  # whether the controller is there, where the kernel does not tell
@@ -151,8 +131,7 @@ def _answer(answer: Callable[[], int], keeper: int) -> None:
     os._exit(code)  # threads and children that somebody left are not waited for
 
 
-# This machine as Prony sees it, in one document: what is here, what it can do, what is missing for what.
-
+# Doctor: this machine in one document, with what is here, what it can do and what is missing for what.
 
 DOCTOR_SCHEMA = "prony.doctor/1"
 RUNTIMES = ("apptainer", "singularity", "podman", "docker", "enroot")

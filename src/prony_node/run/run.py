@@ -61,7 +61,7 @@ def run_model(setup: Setup, built: Built, journal: Journal) -> None:
 
 
 def plan_window(setup: Setup, built: Built) -> WindowPlan:
-    """What is measured: whole epochs, passes over a test split, or steps until the stop rule is content."""
+    """What is measured: whole epochs, passes over a test split, or steps until the stop rule is satisfied."""
     if setup.learns:
         return plan_epochs(setup, built)
     return plan_split(setup, built) if built.passes_split else None

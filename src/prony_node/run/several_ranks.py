@@ -34,36 +34,16 @@ from prony_node.run.step_series import CommonWindow, CopySeries, common_window, 
 from prony_node.run.watchdog import Progress
 from prony_node.stats import StopRule, Tracker
 
-
-def own_times(node: int, rank: int, host: str, result: RankResult) -> RankTimes:
-    """What this rank knows, for the first one to hear."""
-    return RankTimes(
-        node, rank, host, identify()["boot_id"], result.loop_monotonic, result.window_monotonic,
-        result.training_monotonic, result.device_from_monotonic,
-    )  # fmt: skip
-
-
-def times_of_nodes(told: Iterable[RankTimes]) -> list[RankTimes]:
-    """Those of the first rank of each node."""
-    found: dict[int, RankTimes] = {}
-    for one in told:
-        found.setdefault(one.node, one)
-    return list(found.values())
-
-
-def in_common(
-    nodes: Sequence[RankTimes], window: Sequence[float] | None, barriers_s: dict[int, float]
-) -> list[RankTimes]:
-    """Of copies: the window that all share, given by the first one's clock, by each node's.
-
-    The barrier before it, by the clock of each rank, is the one instant that all saw.
-    """
-    first_s = barriers_s[nodes[0].rank]
-    shifts_s = [barriers_s[one.rank] - first_s for one in nodes]
-    return [
-        replace(one, window_monotonic=None if window is None else tuple(edge_s + shift_s for edge_s in window))
-        for one, shift_s in zip(nodes, shifts_s, strict=True)
-    ]
+PACE_S, MOST_PACE_S = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
+FEWEST_PACE_STEPS = 5  # steps that it shall take then
+STRAGGLER_SHARE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
+# Metrics of which a run has the largest of its ranks.
+LARGEST_OF_RANKS = ("peak_memory", "peak_memory_reserved", "peak_memory_host", "cold_start", "data_wait_share")
+MEMORY_OF_RANKS = ("peak_memory", "peak_memory_host")  # of each rank: parts of a model do not need the same
+DIAGNOSTIC = (
+    "sync=off: no gradients were exchanged, so each rank trained by itself; this shows what the exchange costs, and is "
+    "no training of what was asked for"
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +79,7 @@ class RankAccount:
     def work(self) -> RankWork:
         """As the record has it."""
         series, pace = self.series, self.pace
-        peaks = {name: self.metrics[name].value for name in MEMORY if name in self.metrics}
+        peaks = {name: self.metrics[name].value for name in MEMORY_OF_RANKS if name in self.metrics}
         known = stated(
             RankWork, rank=self.rank, node=self.node, host=self.host, device=self.device, steps=self.steps,
             seconds=series.seconds, total_steps=self.total_steps, begin_s=series.begin_s, cut_s=series.cut_s,
@@ -113,66 +93,6 @@ class RankAccount:
             peak_memory_host=peaks.get("peak_memory_host"),
             more={**known.more, **{name: None for name, value in peaks.items() if value is None}},
         )
-
-
-PACE_S, MOST_PACE_S = 1.0, 10.0  # that each rank goes by itself; longer where a step is long
-FEWEST_PACE_STEPS = 5  # steps that it shall take then
-STRAGGLER_SHARE = 0.05  # a straggler takes so much longer than the middle of the others, beyond what chance explains
-
-
-def own_pace(setup: Setup, built: Built, step_s: float, progress: Progress) -> tuple[Pace | None, dict[str, Phase]]:
-    """A step of this rank without the exchange of gradients, after all that was asked for is measured; and the phase.
-
-    None where no rank can train without the others.
-    """
-    model, backend = built.model, setup.backend
-    if not model.stop_exchanging():
-        return None, {}
-    progress.phase("pace")
-    began = time.perf_counter()
-    model.step(next(model.batches))  # the first one without an exchange may be compiled anew
-    backend.synchronise()
-    setup.ranks.barrier()
-    block_steps = steps_per_block(step_s)
-    seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
-    rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
-    window = measured_loop(
-        model.step, model.batches, backend.clock(block_steps * step_s), Tracker(rule), block_steps=block_steps,
-        time_waits=model.waits_for_data,
-    )  # fmt: skip
-    phases = {"pace": Phase(time.perf_counter() - began, window.steps)}
-    found = window.estimate(rule)
-    if found is None:
-        return Pace(window.duration_s / window.steps, None, None), phases
-    return Pace(found.step_time_s, found.step_time_low_s, found.step_time_high_s), phases
-
-
-def ranks_check(accounts: Sequence[RankAccount]) -> Check:
-    """Whether one rank is slower than the others, each by itself."""
-    paces = [(account, account.pace) for account in accounts if account.pace is not None]
-    if len(paces) < len(accounts):
-        return Check("ranks", "unknown", "no rank can take a step by itself, so none can be told to be the slowest")
-    slowest, slow = max(paces, key=lambda one: one[1].seconds)
-    others = [pace for account, pace in paces if account is not slowest]
-    middle_s = median(pace.seconds for pace in others)
-    late = slow.seconds / middle_s - 1.0
-    fastest_s = min(pace.seconds for _, pace in paces)
-    text = f"a step takes the ranks {fastest_s * 1e3:.4g} to {slow.seconds * 1e3:.4g} ms by themselves"
-    low_s, high_s = slow.low, max((pace.high or 0.0) for pace in others)
-    if low_s is None or not high_s:
-        return Check("ranks", "unknown", f"{text}, from too few steps to name a straggler")
-    if late > STRAGGLER_SHARE and low_s > high_s:
-        said = f"straggler: {slowest.name} takes {late:.1%} longer than the middle of the others; {text}"
-        return Check("ranks", "warn", said)
-    return Check("ranks", "pass", f"{text}; the slowest, by {max(0.0, late):.1%}, is {slowest.name}")
-
-
-LARGEST = ("peak_memory", "peak_memory_reserved", "peak_memory_host", "cold_start", "data_wait_share")
-MEMORY = ("peak_memory", "peak_memory_host")  # of each rank: parts of a model do not need the same
-DIAGNOSTIC = (
-    "sync=off: no gradients were exchanged, so each rank trained by itself; this shows what the exchange costs, and is "
-    "no training of what was asked for"
-)
 
 
 @dataclass(frozen=True)
@@ -246,7 +166,7 @@ def account(setup: Setup, seen: Measured, so_far: RankResult) -> RankAccount:
         total_steps=so_far.steps_taken(),
         barrier_s=seen.began_s,
         series=series,
-        metrics={name: metrics[name] for name in (*LARGEST, "cpu_utilisation") if name in metrics},
+        metrics={name: metrics[name] for name in (*LARGEST_OF_RANKS, "cpu_utilisation") if name in metrics},
         times=own_times(place.node, place.rank, host, so_far),
     )
 
@@ -264,9 +184,9 @@ def since_start(accounts: Sequence[RankAccount]) -> list[RankAccount]:
 def of_all(accounts: Sequence[RankAccount]) -> dict[str, Metric]:
     """The largest of the ranks' values, and the mean of how busy they kept their cores."""
     joined: dict[str, Metric] = {}
-    for name in LARGEST:
-        told = [(one.metrics[name].value, one.rank) for one in accounts if name in one.metrics]
-        values = [(value, rank) for value, rank in told if value is not None]
+    for name in LARGEST_OF_RANKS:
+        all_values = [(one.metrics[name].value, one.rank) for one in accounts if name in one.metrics]
+        values = [(value, rank) for value, rank in all_values if value is not None]
         if values:
             value, rank = max(values)
             metric = accounts[0].metrics[name]
@@ -280,9 +200,40 @@ def of_all(accounts: Sequence[RankAccount]) -> dict[str, Metric]:
     return joined
 
 
+def own_times(node: int, rank: int, host: str, result: RankResult) -> RankTimes:
+    """What this rank knows, for the first one to hear."""
+    return RankTimes(
+        node, rank, host, identify()["boot_id"], result.loop_monotonic, result.window_monotonic,
+        result.training_monotonic, result.device_from_monotonic,
+    )  # fmt: skip
+
+
+def times_of_nodes(told: Iterable[RankTimes]) -> list[RankTimes]:
+    """Those of the first rank of each node."""
+    found: dict[int, RankTimes] = {}
+    for one in told:
+        found.setdefault(one.node, one)
+    return list(found.values())
+
+
+def in_common(
+    nodes: Sequence[RankTimes], window: Sequence[float] | None, barriers_s: dict[int, float]
+) -> list[RankTimes]:
+    """Of copies: the window that all share, given by the first one's clock, by each node's.
+
+    The barrier before it, by the clock of each rank, is the one instant that all saw.
+    """
+    first_s = barriers_s[nodes[0].rank]
+    shifts_s = [barriers_s[one.rank] - first_s for one in nodes]
+    return [
+        replace(one, window_monotonic=None if window is None else tuple(edge_s + shift_s for edge_s in window))
+        for one, shift_s in zip(nodes, shifts_s, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class SummedCopies:
-    """Copies that wait for nobody, over the time that all of them were measured in."""
+    """Independent copies, over the time that all of them were measured in."""
 
     accounts: tuple[RankAccount, ...]
     work: WorkDone
@@ -331,7 +282,7 @@ def in_clock(window: CommonWindow, began_s: float) -> tuple[float, float]:
 def count_copies(
     built: Built, work: WorkDone, accounts: Sequence[RankAccount], steps: Sequence[float], window: str
 ) -> WorkDone:
-    """The work of all copies, each with so many steps; `steps` in the record are the first one's."""
+    """The work of all copies, each with its number of `steps`; `steps` in the record are the first one's."""
     return replace(
         work,
         samples=round(sum(steps) * built.samples_per_step),
@@ -390,6 +341,53 @@ def compare_ranks(
         ranks=tuple(one.work() for one in paced),
     )
     return replace(result, parallel=overlaid(result.parallel or ParallelWork(), own))
+
+
+def own_pace(setup: Setup, built: Built, step_s: float, progress: Progress) -> tuple[Pace | None, dict[str, Phase]]:
+    """A step of this rank without the exchange of gradients, after all that was asked for is measured; and the phase.
+
+    None where no rank can train without the others.
+    """
+    model, backend = built.model, setup.backend
+    if not model.stop_exchanging():
+        return None, {}
+    progress.phase("pace")
+    began = time.perf_counter()
+    model.step(next(model.batches))  # the first one without an exchange may be compiled anew
+    backend.synchronise()
+    setup.ranks.barrier()
+    block_steps = steps_per_block(step_s)
+    seconds = max(PACE_S, min(MOST_PACE_S, FEWEST_PACE_STEPS * step_s))
+    rule = StopRule(tolerance=1e-9, min_time_s=seconds / 2, max_time_s=seconds)
+    window = measured_loop(
+        model.step, model.batches, backend.clock(block_steps * step_s), Tracker(rule), block_steps=block_steps,
+        time_waits=model.waits_for_data,
+    )  # fmt: skip
+    phases = {"pace": Phase(time.perf_counter() - began, window.steps)}
+    found = window.estimate(rule)
+    if found is None:
+        return Pace(window.duration_s / window.steps, None, None), phases
+    return Pace(found.step_time_s, found.step_time_low_s, found.step_time_high_s), phases
+
+
+def ranks_check(accounts: Sequence[RankAccount]) -> Check:
+    """Whether one rank is slower than the others, each by itself."""
+    paces = [(account, account.pace) for account in accounts if account.pace is not None]
+    if len(paces) < len(accounts):
+        return Check("ranks", "unknown", "no rank can take a step by itself, so none can be told to be the slowest")
+    slowest, slow = max(paces, key=lambda one: one[1].seconds)
+    others = [pace for account, pace in paces if account is not slowest]
+    middle_s = median(pace.seconds for pace in others)
+    late = slow.seconds / middle_s - 1.0
+    fastest_s = min(pace.seconds for _, pace in paces)
+    text = f"a step takes the ranks {fastest_s * 1e3:.4g} to {slow.seconds * 1e3:.4g} ms by themselves"
+    low_s, high_s = slow.low, max((pace.high or 0.0) for pace in others)
+    if low_s is None or not high_s:
+        return Check("ranks", "unknown", f"{text}, from too few steps to name a straggler")
+    if late > STRAGGLER_SHARE and low_s > high_s:
+        said = f"straggler: {slowest.name} takes {late:.1%} longer than the middle of the others; {text}"
+        return Check("ranks", "warn", said)
+    return Check("ranks", "pass", f"{text}; the slowest, by {max(0.0, late):.1%}, is {slowest.name}")
 
 
 def spread(paces_s: list[float]) -> float:

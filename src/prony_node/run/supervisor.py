@@ -81,11 +81,12 @@ class Ending:
     watched: HostConditions = field(default_factory=HostConditions)  # on this node, for the first one to judge
 
 
-def _logs(folder: Path, node: int) -> list[Path]:
-    """The logs of this run; of a job's, on its first node, also what goes to the job's folder."""
-    own = os.environ.get("PRONY_RUN_LOG")
-    of_job = [Path(own).with_name("job.log"), Path(own)] if own and not node else []
-    return [*logs_of_run(folder), *of_job]
+@dataclass(frozen=True)
+class RunObservers:
+    """What the supervisor does while the rank runs."""
+
+    conditions: ConditionSampler
+    facts: FactsWriter
 
 
 def _run(plan: Plan, folder: Path, signals: SignalPipe, node: int) -> Ending:
@@ -111,14 +112,6 @@ def _run(plan: Plan, folder: Path, signals: SignalPipe, node: int) -> Ending:
     if node:
         return Ending(failure, [], Energy(), watched)
     return Ending(failure, conditions_of_run(plan, folder, parts, watched), energy_of_run(plan, folder, parts), watched)
-
-
-@dataclass(frozen=True)
-class RunObservers:
-    """What the supervisor does while the rank runs."""
-
-    conditions: ConditionSampler
-    facts: FactsWriter
 
 
 def _watch_rank(
@@ -208,6 +201,13 @@ def _own_end(
     how = "without a result" if status == 0 else f"with exit code {status}"
     end = last.splitlines()[-1].strip() if last else "it said nothing"
     return Failure("exception", f"the rank ended {how} {watchdog.whereabouts()}: {end}\n{last}".rstrip())
+
+
+def _logs(folder: Path, node: int) -> list[Path]:
+    """The logs of this run; of a job's, on its first node, also what goes to the job's folder."""
+    own = os.environ.get("PRONY_RUN_LOG")
+    of_job = [Path(own).with_name("job.log"), Path(own)] if own and not node else []
+    return [*logs_of_run(folder), *of_job]
 
 
 def _write_node(folder: Path, node: int, ending: Ending) -> int:

@@ -3,7 +3,7 @@
 Rate, interval, step time, utilisation and energy are recomputed by the code that made them: the step series goes
 through `prony_node.stats`, the power samples through the supervisor's own window. What the files cannot give again
 (losses, latencies, memory) is named as not recomputed. This shows that a folder agrees with itself, which an edited
-record does not. It cannot show that nobody made up a whole folder.
+record does not. It cannot show that a whole folder was not made up.
 
 A record that other code made keeps its figures: rate and energy are arithmetic on the files. Its intervals and its cut
 of the transient come from that code's statistics; where today's differ, a note says so.
@@ -282,7 +282,7 @@ class Recomputation:
             self.problems.append(f"work.samples is {work.samples}: {work.steps} steps of {each} samples are others")
 
     def _copies(self) -> None:
-        """Copies that wait for nobody: their sum over the window that all of them were measured in."""
+        """Independent copies: their sum over the window that all of them were measured in."""
         record = self.record
         accounts = [self._copy(one) for one in (record.parallel or {}).get("ranks") or []]
         window = common_window(accounts) if accounts else None
@@ -332,7 +332,7 @@ class Recomputation:
 
     def _energy(self) -> None:
         record = self.record
-        stated = {name for name in (*ENERGY_METRICS, *QUALITY_ENERGY_METRICS) if name in record.metrics}
+        stated = ENERGY & record.metrics.keys()
         if record.energy is None and not any(record.metrics[name].value is not None for name in stated):
             return
         count = int(self.plan.trial.settings.get("nodes", 1))

@@ -34,7 +34,7 @@ class Progress:
         self.write(**({"note": note} if note else {}))
 
     def measure(self, rule: StopRule, unit: str, units_per_step: int, note: str = "") -> None:
-        """The phase whose lines have a rate, in units per second of so many units per step."""
+        """Begin the phase whose lines have a rate: steps per second times `units_per_step`."""
         self._rule, self._unit, self._units_per_step = rule, unit, units_per_step
         self.phase("measure", note)
 
@@ -55,7 +55,7 @@ class Progress:
         self.write(note=text)
 
     def measuring(self, steps: int, decision: Decision | None) -> None:
-        """A line from inside the measured loop, at most two a second."""
+        """A line from inside the measured loop, at most two per second."""
         elapsed_s = time.monotonic() - self._began
         rate = steps * self._units_per_step / elapsed_s if elapsed_s > 0.5 else None
         half_width = window_s = left_s = note = None

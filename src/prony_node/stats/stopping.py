@@ -23,7 +23,7 @@ WINDOW_TO_CUT = 2.0
 # By how much an interval may be too narrow that was taken from a window shorter than the slowest variation.
 SLOW_FACTOR = 3.0
 # Clocks and loaders vary over seconds. A window shorter than this may not show it, so it is believed only where
-# its interval is so many times narrower than asked.
+# its interval is narrower than requested by SHORT_WINDOW_FACTOR.
 LONG_WINDOW_S = 20.0
 SHORT_WINDOW_FACTOR = 4.0
 

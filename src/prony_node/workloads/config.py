@@ -201,9 +201,6 @@ def _check_place(kernel: Kernel, settings: Settings, mode: str, asked: Sequence[
         raise RequestError(f"kernels={name} takes pixels two by two: give an even image_size, or leave it out")
 
 
-# What every workload states, torch-free: its defaults for a device, the settings that it refuses, and its presets.
-
-
 # What published studies ran: preset=published. A study's settings as far as it states them, torch-free.
 #
 # Where several ran a workload, this is the one that states most of what one device needs; of its own rows, one on a
@@ -300,8 +297,7 @@ def published(workload: str, mode: str) -> Published:
     return found
 
 
-# What every workload states, torch-free: its defaults for a device, and the settings that it refuses.
-
+# A workload: what it states, its defaults for a device, and the settings that it refuses.
 
 # Whose images workers alone decode, and what the device would do.
 BY_WORKERS = {"boxes": "cuts images to one size", "masks": "is for JPEGs, and street scenes are PNGs"}

@@ -16,9 +16,6 @@ from prony_node.workloads.config import (
 )
 from prony_node.workloads.image_config import CLASSES
 
-# Detectors: what each is, torch-free.
-
-
 COCO_CLASSES = 91  # as torchvision counts: COCO's categories have numbers up to 90, and 0 is the background
 COCO_IMAGES = 118_287  # of train2017
 TINY_CLASSES = 4

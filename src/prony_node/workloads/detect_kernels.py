@@ -1,5 +1,7 @@
 """Triton kernels of detectors: suppression of overlapping boxes, and deformable attention's sampling."""
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 import triton
@@ -9,9 +11,6 @@ import triton.language as tl
 #
 # Triton takes a kernel's source from its file, so this one imports the library at its top; it is itself imported where
 # it is used.
-
-
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
 @triton.jit
@@ -69,9 +68,6 @@ def suppress(boxes, kept, bound, COUNT: tl.constexpr, BLOCK: tl.constexpr, LATER
 #
 # A program has a block of neighbouring queries and one head. Triton takes a kernel's source from its file, so this one
 # imports the library at its top; it is itself imported where it is used.
-
-
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
 VARYING = ("queries", "tokens")  # from batch to batch; a kernel for multiples of 16 would be one more to compile

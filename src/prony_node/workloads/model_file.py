@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prony_node.contract import files
 from prony_node.contract.errors import RequestError
 from prony_node.workloads.config import Workload
 from prony_node.workloads.model_file_config import content_hash, name_with_hash
@@ -51,6 +52,15 @@ def load_model_file(path: Path) -> ModelFile:
     sha256 = content_hash(source)
     workload = replace(stated, name=name_with_hash(stated.name, sha256), module=str(path))
     return ModelFile(workload, build, source, sha256)
+
+
+def keep_model_file(workload: Workload, folder: Path) -> None:
+    """A copy of the file in the run folder, which is complete in itself."""
+    source = Path(workload.module).read_bytes()
+    if not workload.name.endswith(name_with_hash("", content_hash(source))):
+        raise RequestError(f"{workload.module} was changed while the run was being made of it")
+    with files.open_bytes(folder / files.MODEL_FILE) as copy:
+        copy.write(source)
 
 
 def _run(path: Path, source: bytes) -> dict[str, Any]:

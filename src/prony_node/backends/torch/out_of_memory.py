@@ -24,10 +24,6 @@ SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "_status
 LIBRARY_SIGNS = ("unable to find an engine", "cudnn_status_", "cublas_status_", "no valid execution plans")
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    return out_of_memory_in(error) is not None
-
-
 def out_of_memory_in(error: BaseException) -> BaseException | None:
     """The error that says so: this one, or one that led to it. A capture that breaks off raises one of its own."""
     return next((one for one in _chain(error) if _says_so(one)), None)

@@ -19,10 +19,11 @@ from prony.analysis.compare import (
     compare_quality,
 )
 from prony.analysis.sentences import sentences
-from prony_node.contract.run_folder import NO, how_changed, marked
+from prony.analysis.summary import how_changed
+from prony_node.contract.run_folder import NO, marked
 from prony_node.stats import difference_interval
 
-compare, compare_quality = map(of_documents, (compare, compare_quality))
+compare, compare_quality, how_changed = map(of_documents, (compare, compare_quality, how_changed))
 
 GetRecord = Callable[[str], dict[str, Any]]
 SEEDS = ("f00000", "f00001", "f00002")

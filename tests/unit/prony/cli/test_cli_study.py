@@ -203,7 +203,7 @@ def test_what_a_job_leaves_out_for_want_of_memory_is_not_missing(root: Path, mon
     monkeypatch.setenv("PRONY_STAND_IN_MEMORY", "4")
     monkeypatch.setattr("prony.engine.site.find_site", lambda name: Site("there", "slurm", runs=root))
     made = carry(root)[0].outcomes
-    monkeypatch.setattr("prony.engine.site._Known.divide", lambda *_: ([], []))
+    monkeypatch.setattr("prony.engine.site._SiteHistory.divide", lambda *_: ([], []))
     for known, stopped in ((made, None), (made[1:], "1 run was not made")):
         monkeypatch.setattr("prony.engine.site.follow", lambda *_, known=known: (known, False))
         carried = carry(root, f"{STUDY}site: there\n")[0]

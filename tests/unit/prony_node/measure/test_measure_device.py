@@ -21,7 +21,7 @@ from prony_node.backends.torch.facts import switches
 from prony_node.backends.torch.step import exact_fp32, is_depthwise, set_matrix_modes, untried
 from prony_node.contract.record import CompileCacheUse
 from prony_node.measure.cpu_usage import CpuUsage
-from prony_node.measure.loop import LEAST, REQUESTS, latency_metrics
+from prony_node.measure.loop import LEAST_REQUESTS, MOST_REQUESTS, latency_metrics
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -> None:
@@ -171,13 +171,13 @@ def test_latency_is_of_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         batches(),  # type: ignore[arg-type]
         lambda: calls.append("synchronise"),
     )
-    assert requests == REQUESTS
+    assert requests == MOST_REQUESTS
     assert calls == ["batch", "synchronise", "step", "synchronise"] * requests
     p50, p90, p99 = (metrics[f"latency_p{q}"].value for q in (50, 90, 99))
     assert 0 < p50 <= p90 <= p99
-    monkeypatch.setattr("prony_node.measure.loop.SECONDS", 0.0)
-    _, requests = latency_metrics(lambda batch: None, iter([()] * LEAST), lambda: None)
-    assert requests == LEAST  # slow requests are still enough of them for a percentile
+    monkeypatch.setattr("prony_node.measure.loop.LATENCY_S", 0.0)
+    _, requests = latency_metrics(lambda batch: None, iter([()] * LEAST_REQUESTS), lambda: None)
+    assert requests == LEAST_REQUESTS  # slow requests are still enough of them for a percentile
 
 
 def burn(stop: object) -> None:

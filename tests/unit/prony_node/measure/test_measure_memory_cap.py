@@ -13,7 +13,7 @@ import torch
 
 from prony_node.backends.torch import memory
 from prony_node.backends.torch.memory import cap_memory
-from prony_node.backends.torch.out_of_memory import is_out_of_memory, out_of_memory_in
+from prony_node.backends.torch.out_of_memory import out_of_memory_in
 from prony_node.contract import RequestError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -115,7 +115,7 @@ def test_the_kernel_holds_a_cpu_to_its_cap() -> None:
     room, held = map(int, figures.split())
     assert room == GIB
     assert 0.89 * GIB < held < 1.05 * GIB
-    assert is_out_of_memory(RuntimeError(said))
+    assert out_of_memory_in(RuntimeError(said))
 
 
 def test_a_cpu_without_figures_of_its_process_has_no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,15 +142,15 @@ def test_an_error_that_memory_led_to_is_known_as_such() -> None:
     assert "Tried to allocate 2 GiB" in str(out_of_memory_in(error))
     unrelated = RuntimeError("shapes differ")
     unrelated.__context__, unrelated.__suppress_context__ = error, True
-    assert not is_out_of_memory(unrelated)
+    assert not out_of_memory_in(unrelated)
 
 
 def test_a_library_that_fails_is_short_of_memory_only_where_the_allocator_refused(monkeypatch: Any) -> None:
     error = RuntimeError("FIND was unable to find an engine to execute this computation")
-    assert not is_out_of_memory(error)  # as for a convolution that the library does not have
+    assert not out_of_memory_in(error)  # as for a convolution that the library does not have
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": 0})
-    assert not is_out_of_memory(error)
+    assert not out_of_memory_in(error)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": 2})
-    assert is_out_of_memory(error)
-    assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert out_of_memory_in(error)
+    assert not out_of_memory_in(RuntimeError("shapes differ"))

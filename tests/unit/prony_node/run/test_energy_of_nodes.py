@@ -166,7 +166,7 @@ SPOILS = {
 def test_a_node_without_its_figure_is_named_and_nothing_is_summed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(conditions, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(conditions, "NODES_PATIENCE_S", 0.2)
     folder, other = tmp_path / "run", tmp_path / "run.node1"
     parts = make_nodes(folder)
     if what == "folder":

@@ -60,7 +60,7 @@ def test_heat_on_another_node_outside_its_window_does_not_count(tmp_path: Path) 
 def test_a_node_that_says_nothing_is_unknown_not_good(
     tmp_path: Path, told: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conditions, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(conditions, "NODES_PATIENCE_S", 0.1)
     level, message = judge(tmp_path / "run", told)["throttled"]
     assert level == "unknown"
     assert message.startswith("node 1 (n1): conditions could not be judged")

@@ -16,9 +16,9 @@ from prony_node.contract import Plan, RequestError, Trial, files
 from prony_node.contract.machine import Machine
 from prony_node.contract.record import new_record
 from prony_node.run.claim import load_plan
-from prony_node.run.questions import describe_model_file, keep_model_file
+from prony_node.run.questions import describe_model_file
 from prony_node.workloads import build_task, workload_of
-from prony_node.workloads.model_file import load_model_file
+from prony_node.workloads.model_file import keep_model_file, load_model_file
 from prony_node.workloads.model_file_config import content_hash, from_document, is_model_file, to_document
 
 GUIDE = Path(__file__).parents[4] / "docs" / "how-to" / "own-model.md"

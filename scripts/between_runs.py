@@ -52,7 +52,7 @@ def read_groups(folders: Iterable[Path]) -> list[list[Record]]:
             continue
         if record is None or not repeats_of([record]):
             continue
-        devices, commit = [device.uuid for device in record.devices], record.facts.source.get("commit")
+        devices, commit = [device.uuid for device in record.devices], record.facts.source.commit
         key = json.dumps([record.trial.workload, settings_of(record), devices, commit], sort_keys=True, default=str)
         found.setdefault(key, []).append(record)
     return [records for records in found.values() if len(records) > 1]

@@ -484,10 +484,11 @@ def _by_signal(who: str, pid: int, status: int, where: str, witness: OutOfMemory
 
 
 STACKS_PATIENCE_S = 2.0  # for their answers
-# Where a rank stands that waits for others or for its device: in torch's exchange, in the backward pass around it, or
-# for a device that takes part in one.
+# Where a rank stands that waits for others or for its device: in torch's exchange, in the backward pass around it, in
+# what ranks tell each other, or for the events of a device that takes part in one.
 WAITING = re.compile(
-    r"torch/distributed/|torch/nn/parallel/|torch/autograd/|parallel/ranks\.py|(?:measure|backends/torch)/clock\.py|synchroni[sz]e"
+    r"torch/distributed/|torch/nn/parallel/|torch/autograd/|prony_node/parallel/replicas\.py"
+    r"|prony_node/backends/torch/backend\.py\", line \d+ in finished|synchroni[sz]e"
 )
 FRAMES_LOOKED_AT = 4
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from prony_node.backends.torch.backend import EventClock
 from prony_node.contract import files
 from prony_node.contract.facts import DeviceFacts
 from prony_node.contract.record import Check, WorkDone, measured, missing
 from prony_node.contract.run_folder import RankResult, RankTimes
 from prony_node.contract.typed import encode
+from prony_node.parallel.replicas import Ranks, RankWord
 from prony_node.run import judge, processes
 from prony_node.run.conditions import distinct, worst_of
 from prony_node.run.processes import OutOfMemoryWitness
@@ -261,3 +265,15 @@ SLEEPS = 'File "x/prony_node/data/loader.py", line 9 in __next__\nFile "x/prony_
 def test_the_rank_that_hangs_is_the_one_that_does_not_wait(tmp_path: Path, stacks: dict[int, str], says: str) -> None:
     ranks_in(tmp_path, None, None)
     assert says in processes.where_they_stood(tmp_path, 2, stacks)
+
+
+@pytest.mark.parametrize("waits", [Ranks.barrier, Ranks.gathered, RankWord.wait, EventClock.finished])
+def test_a_rank_that_stands_in_our_own_waits_is_not_the_one_that_hangs(
+    tmp_path: Path, waits: Callable[..., object]
+) -> None:
+    """The names are taken from the code: a file that is renamed must not make every rank one that hangs."""
+    ranks_in(tmp_path, None, None)
+    stood = f'File "{inspect.getsourcefile(waits)}", line 9 in {waits.__name__}\nFile "x/run.py", line 1 in run'
+    told = processes.where_they_stood(tmp_path, 2, {0: stood, 1: SLEEPS})
+    assert told.startswith("rank 1 of 2")
+    assert told.endswith("the other 1 waited")

@@ -62,7 +62,7 @@ def _print(console: Console, found: list[RunSummary], unfinished: list[Path]) ->
         table.add_column("quality", justify="right", no_wrap=True)
     table.add_column("outcome", width=None if wide else OUTCOME_WIDTH, overflow="fold")
     if wide:
-        table.add_column("asked for")
+        table.add_column("requested")
     for folder in unfinished:
         table.add_row(Text(folder.name), *([""] * (1 + learned)), Text("no record yet", "dim"))
     for run in found:

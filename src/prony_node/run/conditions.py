@@ -194,7 +194,7 @@ def why_unseen(own: Path, node: int) -> str:
 
 
 def conditions_of_run(plan: Plan, folder: Path, parts: Parts, watched: HostConditions) -> list[Check]:
-    """Whether a device of any node was held back, or shared, within the steady window; without one, nothing is said."""
+    """Whether a device of any node was throttled, or shared, within the steady window; without one, nothing is said."""
     window = parts.result.window
     if window is None:
         return []

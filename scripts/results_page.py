@@ -270,12 +270,12 @@ TABLES: dict[str, tuple[list[str], Callable[[Path], Iterable[list[str]]]]] = {
         ["work", "loader", RATE, "waiting for data", "cores busy", "measured for at most",
          "checks that did not pass"], input_rows),
     "scenes": (
-        ["work", "batch", RATE, "runs", "plain eager bf16 loop, stretches, images/s",
+        ["work", "batch", RATE, "runs", "plain eager bf16 loop, images/s per segment",
          "ratio", "memory reserved", "checks that did not pass"], scene_rows),
     "forms": (
-        ["work", "batch", "form", "when", RATE, "memory reserved", "cold start"], form_rows),
+        ["work", "batch", "implementation", "date and time", RATE, "memory reserved", "cold start"], form_rows),
     "largest": (
-        ["work", "asked for", "batch", RATE, "plain eager bf16 loop, stretches, images/s",
+        ["work", "requested settings", "batch", RATE, "plain eager bf16 loop, images/s per segment",
          "memory reserved", "checks that did not pass"], largest_rows),
     "auto": (
         ["work", "compile", "memory", "batch found", "smallest that did not fit", "batches tried",

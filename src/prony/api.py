@@ -259,7 +259,7 @@ def run_study(
     progress: Report = silent,
     **settings: SettingValue,
 ) -> StudyOutcome:
-    """Make every run of a study that has no record yet. The same call resumes it after a kill or a spent budget."""
+    """Make every run of a study that has no record yet. The same call resumes it."""
     root = runs_root(_path(out))
     opened = open_study(target, *_words(words, settings), size=size, parts=parts, site=site, progress=progress)
     _check_site_options(opened.study.site != LOCAL, at)

@@ -141,7 +141,7 @@ def test_energy_that_is_not_wanted_is_not_sampled(place: Place, quick_ranks: dic
     record = json.loads(place.prony(*RUN, "steps=3", "--no-energy", ranks=quick_ranks))
     assert record["status"] == "ok"
     for name in (*FIGURES, "node_energy"):
-        assert record["metrics"][name] == {"value": None, "reason": "energy was not asked for (--no-energy)"}
+        assert record["metrics"][name] == {"value": None, "reason": "energy was not requested (--no-energy)"}
     assert not [check for check in record["checks"] if check["name"].startswith("energy")]
     assert not list((place.runs / record["id"]).glob("power*"))
-    assert "not asked for" in place.prony("show", record["id"])
+    assert "not requested" in place.prony("show", record["id"])

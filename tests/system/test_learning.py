@@ -103,7 +103,7 @@ def test_a_language_model_learns_from_speeches(place: Place, real_data: Callable
     assert last < first
     assert last < 3.2  # letters by their frequency alone take 3.0 to 3.3 nats, 256 equal bytes 5.5
     assert made["metrics"]["time_to_quality"]["value"] is None
-    assert "no quality was asked for" in made["metrics"]["time_to_quality"]["reason"]
+    assert "no quality was requested" in made["metrics"]["time_to_quality"]["reason"]
     assert "quality" not in {check["name"] for check in made["checks"]}
 
 

@@ -265,7 +265,7 @@ def _causes(
 
 
 def _checks(base: Sequence[Record], many: Sequence[Record]) -> list[str]:
-    """Checks that were worse on one device than on several: it was held back, so it is a poor measure of one."""
+    """Checks that were worse on one device than on several: it was throttled, so it is a poor measure of one."""
     found = []
     for name in SPOILS:
         ours, theirs = (max((_level(record, name) for record in records), default=0) for records in (base, many))

@@ -15,7 +15,7 @@ def cancel(
     names: Annotated[list[str], typer.Argument(metavar="RUN|JOB", help="A run, or a job of `prony jobs`.")],
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=ROOTS_HELP)] = None,
 ) -> None:
-    """End jobs; what had begun is recorded as interrupted."""
+    """Cancel jobs; runs that had begun are recorded as interrupted."""
     for name in names:
         place, job = job_of(name, where)
         if not place.cancel([job]):

@@ -17,9 +17,9 @@ from prony_node.contract.errors import EXIT_FAILED, counted
 
 def collect(
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=ROOTS_HELP)] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until no job is left.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job is left.")] = False,
 ) -> None:
-    """Ask about each of your open jobs, write the records of what was lost, and index what has come."""
+    """Update your open jobs: write records of lost runs, and index finished ones."""
     open_jobs = api.collect(wait=wait, runs=where, progress=_tell)
     waiting = sum(job.state == WAITING for job in open_jobs)
     text = f"{counted(len(open_jobs), 'job')} not ended yet" if open_jobs else "no job is open"

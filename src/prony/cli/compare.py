@@ -42,14 +42,14 @@ class Slowdown:
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help=RUN_HELP)],
-    b: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help="What to compare with it, likewise.")],
+    b: Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help="Run to compare with it, likewise.")],
     paired: Annotated[
         bool, typer.Option("--paired", help="Pair the runs by position: A1 with B1, A2 with B2. Needs three pairs.")
     ] = False,
     fail_if_slower: Annotated[
         str | None, typer.Option("--fail-if-slower", metavar="SHARE", help=FAIL_HELP, show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison alone, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the comparison, as JSON.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Say what differs between two runs in settings and facts, and the ratio of their rates."""

@@ -15,14 +15,14 @@ container = typer.Typer(help="Build and check the images that sites use.", no_ar
 
 @container.command("build")
 def build(
-    vendor: Annotated[str, typer.Argument(help="Whose devices: cpu, nvidia or rocm.")] = "cpu",
-    engine: Annotated[str, typer.Option(help="podman, docker or apptainer.")] = "podman",
-    arch: Annotated[list[str] | None, typer.Option(help="amd64 or arm64; may be given twice. All, if not.")] = None,
+    vendor: Annotated[str, typer.Argument(help="Devices of the image: cpu, nvidia or rocm.")] = "cpu",
+    engine: Annotated[str, typer.Option(help="Engine: podman, docker or apptainer.")] = "podman",
+    arch: Annotated[list[str] | None, typer.Option(help="amd64 or arm64; may be repeated (default: all).")] = None,
     tag: Annotated[str | None, typer.Option(help="Name of the image, or of the .sif file.")] = None,
-    base: Annotated[str | None, typer.Option(help="Another base image; {arch} stands for the architecture.")] = None,
-    torch: Annotated[str | None, typer.Option(help="keep the base's, none, or pip.")] = None,
-    checkout: Annotated[Path | None, typer.Option(help="Where Prony's source lies.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be called.")] = False,
+    base: Annotated[str | None, typer.Option(help="Base image; {arch} stands for the architecture.")] = None,
+    torch: Annotated[str | None, typer.Option(help="Source of torch: keep (the base's), none or pip.")] = None,
+    checkout: Annotated[Path | None, typer.Option(help="Folder of Prony's source.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the commands; run nothing.")] = False,
 ) -> None:
     """Build an image from containers/.
 
@@ -36,8 +36,8 @@ def build(
 
 @container.command("check")
 def check(
-    site: Annotated[str, typer.Argument(help="A site, by name or file.")],
-    partition: Annotated[str | None, typer.Option(help="One of its partitions; all, if none is named.")] = None,
+    site: Annotated[str, typer.Argument(help="Name of a site, or a site file.")],
+    partition: Annotated[str | None, typer.Option(help="Partition to check (default: all).")] = None,
 ) -> None:
     """Compare a site's images with its nodes; try those that run here."""
     failed = False

@@ -95,7 +95,7 @@ class DataSetVerified:
 @data.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of a data set, or a text file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document alone, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the document, as JSON.")] = False,
 ) -> None:
     """Describe the data set in a folder.
 
@@ -116,17 +116,18 @@ def show(
 @data.command()
 def generate(
     kind: Annotated[
-        str, typer.Argument(metavar="imagenet|food101|tokens|coco|cityscapes", help="Which data set it is to be like.")
+        str, typer.Argument(metavar="imagenet|food101|tokens|coco|cityscapes", help="Data set to imitate.")
     ],
-    samples: Annotated[int | None, typer.Option(metavar="N", help="To train; those to test come on top.")] = None,
+    samples: Annotated[int | None, typer.Option(metavar="N", help="Training samples; test samples are added.")] = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="files|shards", help="A file for each image, or tar files of many.")
+        str, typer.Option("--format", metavar="files|shards", help="One file per image, or tar files of many images.")
     ] = "files",
-    seed: Annotated[int, typer.Option(metavar="N", help="Another one gives other samples.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the samples.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to; else in $PRONY_DATA or ~/.cache/prony/data.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder to write (default: in $PRONY_DATA or ~/.cache/prony/data)."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, however large it is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before writing a large data set.")] = False,
 ) -> None:
     """Write a data set that is like a real one.
 

@@ -177,7 +177,7 @@ class DoctorDocument:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document alone, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the document, as JSON.")] = False,
 ) -> None:
     """Describe this machine: devices, topology, clocks, power sources, torch, and what is missing."""
     document = ask_node("doctor")

@@ -29,11 +29,13 @@ def figures(
     settings: Words = None,
     size: SizeOption = None,
     part: PartsOption = None,
-    kind: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="json: Vega-Lite.")] = FORMATS[0],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")] = Path("figures"),
+    kind: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="Format; json is Vega-Lite.")
+    ] = FORMATS[0],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")] = Path("figures"),
     runs: Annotated[Path | None, typer.Option(help=RUNS_HELP)] = None,
 ) -> None:
-    """Draw the plots of the publication that a study repeats, each a file with its caption beside it."""
+    """Draw the plots of a repeated publication, as files with captions."""
     from prony.report.drawing import require_plots
 
     require_plots()

@@ -24,10 +24,10 @@ ENDED_SHOWN = 10
 
 def jobs(
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=ROOTS_HELP)] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also every job that has ended.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include jobs that have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the list, as JSON.")] = False,
 ) -> None:
-    """List the jobs submitted from here, brought up to date."""
+    """List the jobs submitted from here, with their current state."""
     found = api.jobs(runs=where, progress=report)
     open_jobs = [job for job in found if job.state != ENDED_STATE]
     ended = [job for job in found if job.state == ENDED_STATE]

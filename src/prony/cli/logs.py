@@ -25,10 +25,10 @@ AT_ONCE = 2**20  # characters that are cleaned and written together
 
 def logs(
     name: Annotated[str, typer.Argument(metavar="RUN|JOB", help="A run, or a job of `prony jobs`.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until it has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until it has ended.")] = False,
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=ROOTS_HELP)] = None,
 ) -> None:
-    """Print what a run said: its job's script, its supervisors and its first rank."""
+    """Print the logs of a run: job script, supervisors and first rank."""
     folder = runs_root(where) / name
     try:
         place, job = job_of(name, where)

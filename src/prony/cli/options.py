@@ -21,20 +21,22 @@ from prony.sites.job import BLOCK
 from prony.study.request import parse_seconds
 
 LARGEST_LIMIT = 10**9  # of rows that are shown
-RUNS_HELP = "Where the run folders are (else $PRONY_RUNS, ./runs)."
-ROOTS_HELP = "Where the run folders are (else $PRONY_RUNS, ./runs, and those of your sites)."
-OUT_HELP = "Where run folders go (else $PRONY_RUNS, ./runs)."
-SHARE_HELP = "Run also while another sweep holds the device."
+RUNS_HELP = "Folder of the runs (default: $PRONY_RUNS, else ./runs)."
+ROOTS_HELP = "Folder of the runs (default: $PRONY_RUNS, else ./runs, and those of your sites)."
+OUT_HELP = "Folder for the runs (default: $PRONY_RUNS, else ./runs)."
+SHARE_HELP = "Run even if another sweep holds the device."
 TIME_HELP = (
-    "Time limit of each run here, or of each job of a site, such as 2h. Else a run here has 4 h + 3 x its estimate; "
-    "7 days where steps, epochs or until give none."
+    "Time limit of each run here, or of each job of a site, such as 2h (default here: 4 h + 3 x the estimate; "
+    "7 days where steps, epochs or until leave it unknown)."
 )
-BLOCK_HELP = f"Runs that share an allocation of a site (else {BLOCK}; of `scale`, whole repeats)."
+BLOCK_HELP = f"Runs per job of a site (default: {BLOCK}; `scale`: whole repeats)."
 
 SiteName = Annotated[
     str | None,
     typer.Option(
-        "--site", metavar="SITE", help="Where to run: a site of yours, `local`, or a site file; see `prony site list`."
+        "--site",
+        metavar="SITE",
+        help="Where to run: the name of a site, `local`, or a site file; see `prony site list`.",
     ),
 ]
 
@@ -43,11 +45,11 @@ SiteName = Annotated[
 class JobOptions:
     """How the jobs of a site are made."""
 
-    partition: Annotated[str | None, typer.Option("--partition", help="Another partition than the site's own.")] = None
+    partition: Annotated[str | None, typer.Option("--partition", help="Partition to use (default: the site's).")] = None
     job_time: Annotated[str | None, typer.Option("--time", help=TIME_HELP)] = None
     block: Annotated[int | None, typer.Option(help=BLOCK_HELP)] = None
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a site would get, submit nothing.")] = False
+    detach: Annotated[bool, typer.Option("--detach", help="Submit and do not wait.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted; submit nothing.")] = False
 
     def parse(self) -> SiteOptions:
         time_s = parse_seconds(self.job_time, "time") if self.job_time else None
@@ -58,8 +60,8 @@ class JobOptions:
 class StopOptions:
     """When each run has seen enough."""
 
-    tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % interval to reach, such as 1%.")] = None
-    max_time: Annotated[str | None, typer.Option(help="Most time to measure each run, such as 120s or 2m.")] = None
+    tolerance: Annotated[str | None, typer.Option(help="Half-width of the 95 % CI to reach, such as 1%.")] = None
+    max_time: Annotated[str | None, typer.Option(help="Maximum time to measure each run, such as 120s or 2m.")] = None
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,10 @@ class ResumeOptions:
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False
     accept_other_code: Annotated[
         bool,
-        typer.Option("--accept-other-code", help="Take finished runs of other code or library versions too."),
+        typer.Option("--accept-other-code", help="Also accept finished runs of other code or library versions."),
     ] = False
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False
-    energy: Annotated[bool, typer.Option(help="Sample power beside the runs, where there is a sensor.")] = True
+    energy: Annotated[bool, typer.Option(help="Sample power during the runs, where there is a sensor.")] = True
 
 
 def with_groups(function: Callable[..., Any]) -> Callable[..., Any]:

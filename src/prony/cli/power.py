@@ -15,17 +15,21 @@ from prony_node.contract.metrics import find_rates
 
 
 def power(
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND ...", help="What to run.")] = None,
-    interval: Annotated[str, typer.Option(help="Between two reads of a sensor.")] = "50ms",
-    readers: Annotated[str, typer.Option(metavar="NAMES", help="Which readers, with commas between; all.")] = "",
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND ...", help="Command to run.")] = None,
+    interval: Annotated[str, typer.Option(help="Time between two reads of a sensor.")] = "50ms",
+    readers: Annotated[
+        str, typer.Option(metavar="NAMES", help="Readers to use, separated by commas (default: all).")
+    ] = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the samples here, not in runs/power-...")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the samples (default: runs/power-...).")
     ] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")] = None,
-    carbon: Annotated[str | None, typer.Option(metavar="G_PER_KWH", help="Grams CO2e of your site's kWh.")] = None,
-    price: Annotated[str | None, typer.Option(metavar="AMOUNT_PER_KWH", help="Of a kWh: 0.31 or 0.31EUR.")] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.")
+    ] = None,
+    carbon: Annotated[str | None, typer.Option(metavar="G_PER_KWH", help="Grams of CO2e per kWh.")] = None,
+    price: Annotated[str | None, typer.Option(metavar="AMOUNT_PER_KWH", help="Price per kWh: 0.31 or 0.31EUR.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show live power of this machine's devices.")] = False,
-    list_readers: Annotated[bool, typer.Option("--list-readers", help="Say which readers there are.")] = False,
+    list_readers: Annotated[bool, typer.Option("--list-readers", help="List the readers.")] = False,
 ) -> None:
     """Measure the energy of any command; its input, output, signals and exit code stay its own."""
     if not command and not watch and not list_readers:

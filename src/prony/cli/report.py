@@ -27,9 +27,11 @@ REPORT = "report.html"
 def report(
     chosen: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs as for `prony show`; none: all of them."),
+        typer.Argument(metavar="[RUN]...", help="Runs as for `prony show` (default: all)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The file (else report.html beside the runs).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write (default: report.html beside the runs).")
+    ] = None,
     runs: Annotated[Path | None, typer.Option("--runs", help=RUNS_HELP)] = None,
 ) -> None:
     """Write runs as one self-contained HTML file."""

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 def runs(
     where: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=LARGEST_LIMIT, help="The newest this many.")] = 50,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Index every run folder anew first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the list, as JSON.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_LIMIT, help="Number of runs, the newest first.")] = 50,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="First rebuild the index from the run folders.")] = False,
 ) -> None:
-    """List the runs here, newest first."""
+    """List runs, newest first."""
     store, refreshed = open_store(where)
     if rebuild:
         refreshed = store.rebuild()
@@ -62,7 +62,7 @@ def _print(console: Console, found: list[RunSummary], unfinished: list[Path]) ->
         table.add_column("quality", justify="right", no_wrap=True)
     table.add_column("outcome", width=None if wide else OUTCOME_WIDTH, overflow="fold")
     if wide:
-        table.add_column("asked for")
+        table.add_column("requested")
     for folder in unfinished:
         table.add_row(Text(folder.name), *([""] * (1 + learned)), Text("no record yet", "dim"))
     for run in found:

@@ -26,27 +26,27 @@ def scale(
         list[str] | None,
         typer.Argument(metavar="devices=1,2,4 [SETTING=VALUE]", help="Counts of devices; other settings as for `run`."),
     ] = None,
-    weak: Annotated[bool, typer.Option("--weak", help="Keep the batch of each device (the default).")] = False,
-    strong: Annotated[bool, typer.Option("--strong", help="Keep the batch of all devices together.")] = False,
-    both: Annotated[bool, typer.Option("--both", help="Weak and strong; one device is run once for both.")] = False,
+    weak: Annotated[bool, typer.Option("--weak", help="Weak scaling: keep the batch per device (default).")] = False,
+    strong: Annotated[bool, typer.Option("--strong", help="Strong scaling: keep the global batch.")] = False,
+    both: Annotated[bool, typer.Option("--both", help="Weak and strong scaling, with one device run once.")] = False,
     nodes: Annotated[
-        str | None, typer.Option(help="Counts of nodes to go on with, the most devices on each, such as 2,4.")
+        str | None, typer.Option(help="Then measure these numbers of nodes, each with the largest count, such as 2,4.")
     ] = None,
     diagnose: Annotated[
-        bool, typer.Option(help="Each count also with sync=off, which shows what communication costs.")
+        bool, typer.Option(help="Measure each count with sync=off too: the cost of communication.")
     ] = True,
     predict: Annotated[
-        str | None, typer.Option(help="Counts to predict, such as 16,64 (else twice and four times the largest).")
+        str | None, typer.Option(help="Counts to predict, such as 16,64 (default: twice and four times the largest).")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 3,
     stop: StopOptions = StopOptions(),
     resume: ResumeOptions = ResumeOptions(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the series alone, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the series, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
     site: SiteName = None,
     jobs: JobOptions = JobOptions(),
 ) -> None:
-    """Measure a workload on more and more devices, here or at a site; what is finished is skipped the next time."""
+    """Measure a workload on more and more devices, here or at a site; finished runs are skipped."""
     if weak + strong + both > 1:
         raise RequestError("--weak, --strong and --both exclude each other; --both does the two")
     with make_view(make_console(stderr=True)) as view:

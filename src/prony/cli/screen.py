@@ -23,15 +23,16 @@ def screen(
     name: Annotated[str, typer.Argument(metavar="SITE")],
     partition: Annotated[str, typer.Argument(metavar="PARTITION")],
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORKLOAD] [SETTING=VALUE ...]", help="The trial; else gemm.")
+        list[str] | None,
+        typer.Argument(metavar="[WORKLOAD] [SETTING=VALUE ...]", help="Trial to measure (default: gemm)."),
     ] = None,
-    nodes: Annotated[str | None, typer.Option(help="Only these nodes, with commas between.")] = None,
-    max_time: Annotated[str | None, typer.Option(help="Most time to measure on each node.")] = "30s",
-    time: Annotated[str | None, typer.Option("--time", help="The time limit of each job, such as 10m.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where run folders go (else as the site says).")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs, submit nothing.")] = False,
+    nodes: Annotated[str | None, typer.Option(help="Only these nodes, separated by commas.")] = None,
+    max_time: Annotated[str | None, typer.Option(help="Maximum time to measure on each node.")] = "30s",
+    time: Annotated[str | None, typer.Option("--time", help="Time limit of each job, such as 10m.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: the site's).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the jobs; submit nothing.")] = False,
 ) -> None:
-    """Measure the same trial on every node of a partition, and say which is unlike the others."""
+    """Measure the same trial on every node of a partition, and name the outliers."""
     outcome = api.screen(
         name, partition, *words or (),
         nodes=[node.strip() for node in (nodes or "").split(",") if node.strip()], max_time=max_time, out=out,

@@ -27,11 +27,13 @@ SAID = {
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="An id, its end or beginning, a folder, or latest.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, its end or beginning, a run folder, or latest.")
+    ],
     against: Annotated[
-        str | None, typer.Option(metavar="CEILING", help="A run of gemm, conv or attention: the share of it reached.")
+        str | None, typer.Option(metavar="CEILING", help="Print the share reached of a run of gemm, conv or attention.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record, or the share, alone, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the record, or the share, as JSON.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Show the record of a run, with its phases and checks."""

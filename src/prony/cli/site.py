@@ -60,15 +60,15 @@ def list_() -> None:
 
 @site.command("show")
 def show(name: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
-    """Print a site's file, checked: copy an example and change it."""
+    """Check and print a site's file, such as an example to copy."""
     found = find_site(name)
     print(found.text or "kind: local\n", end="")
 
 
 @site.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What you will call it.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take what is detected, ask nothing.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new site.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept what is detected; ask nothing.")] = False,
 ) -> None:
     """Write a site file: detect what can be detected, ask for the rest."""
     import re
@@ -211,9 +211,9 @@ def _kubernetes_file(ask: Question) -> SiteFile:
 @site.command("check")
 def check(
     name: Annotated[str, typer.Argument(metavar="SITE")],
-    partition: Annotated[str | None, typer.Option(help="Another partition than the site's own.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where run folders go (else as the site says).")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the job, submit nothing.")] = False,
+    partition: Annotated[str | None, typer.Option(help="Partition to use (default: the site's).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs (default: the site's).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the job; submit nothing.")] = False,
 ) -> None:
     """Submit a short job that compares the site with its file."""
     found = find_site(name)

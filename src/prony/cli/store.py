@@ -37,7 +37,7 @@ SHOWN = 20  # of what was left out, by name
 store = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 Runs = Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)]
-Chosen = Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="Ids or their ends; else all.")]
+Chosen = Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="Ids or their ends (default: all).")]
 
 
 @store.command()
@@ -67,22 +67,26 @@ def pull(
 @store.command(name="import")
 def import_(
     paths: Annotated[
-        list[str], typer.Argument(metavar="FILE ...", help="tar, JSON lines or Parquet; - is a tar on stdin.")
+        list[str],
+        typer.Argument(metavar="FILE ...", help="A tar, JSON lines, Parquet or CSV file; - is a tar on stdin."),
     ],
     form: Annotated[
         str | None,
-        typer.Option("--as", metavar="FORMAT", help="Others' results: csv, jube, mlperf, milabench or optimum."),
+        typer.Option(
+            "--as", metavar="FORMAT", help="Read results of other programs: csv, jube, mlperf, milabench or optimum."
+        ),
     ] = None,
-    source: Annotated[str, typer.Option(help="Of others' results: what a reader could look up.")] = "",
+    source: Annotated[str, typer.Option(help="Source of these results, for a reader to look up.")] = "",
     mapping: Annotated[
-        list[str] | None, typer.Option("--map", metavar="COLUMN=FIELD", help="What a column of others' table holds.")
+        list[str] | None, typer.Option("--map", metavar="COLUMN=FIELD", help="Field that a column of the table holds.")
     ] = None,
     fixed: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="What holds for all of others' figures.")
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Value of a field for all of these results."),
     ] = None,
     runs: Runs = None,
 ) -> None:
-    """Take in runs from elsewhere, or, with --as, figures of others."""
+    """Import runs, or with --as the results of other programs."""
     if form is not None:
         columns, same = _pairs(mapping or [], "--map", last=True), _pairs(fixed or [], "--set")
         taken = api.import_anchors(*paths, form=form, source=source, mapping=columns, fixed=same, runs=runs)
@@ -102,12 +106,14 @@ def _stdin() -> BinaryIO:
 @store.command()
 def export(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="x.tar.gz, x.tar, x.jsonl, x.parquet, x.csv; - is a tar.")
+        str, typer.Argument(metavar="FILE", help="x.tar.gz, x.tar, x.jsonl, x.parquet or x.csv; - is a tar on stdout.")
     ],
     chosen: Chosen = None,
-    where: Annotated[str, typer.Option(metavar="FILTER", help="Those that a filter of `prony query` finds.")] = "",
+    where: Annotated[
+        str, typer.Option(metavar="FILTER", help="Only runs that match this filter of `prony query`.")
+    ] = "",
     form: Annotated[
-        str | None, typer.Option("--format", metavar="tar|jsonl|parquet|csv", help="Else by the name.")
+        str | None, typer.Option("--format", metavar="tar|jsonl|parquet|csv", help="Format (default: from the name).")
     ] = None,
     runs: Runs = None,
 ) -> None:
@@ -127,10 +133,10 @@ def export(
 
 @store.command()
 def rebuild(
-    quick: Annotated[bool, typer.Option("--quick", help="Check manifests alone, recompute nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check only manifests; recompute nothing.")] = False,
     runs: Runs = None,
 ) -> None:
-    """Make the index anew, and mark runs that differ from their files."""
+    """Rebuild the index, and mark runs that differ from their files."""
     done = api.rebuild_index(quick=quick, runs=runs)
     _warn(done.skipped)
     if done.not_recomputed:
@@ -143,10 +149,10 @@ def rebuild(
 
 @store.command()
 def share(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A root of runs; made where it is not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for runs; created if it does not exist.")],
     group: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A group that you are in (else the one that DIR is shared with)."),
+        typer.Option(metavar="NAME", help="Group that you are in (default: the one DIR is shared with)."),
     ] = None,
 ) -> None:
     """Let a group add runs to a root and read all of them.

@@ -21,20 +21,22 @@ from prony_node.contract.typed import encode
 if TYPE_CHECKING:
     from prony.engine.published import ShownStudy
 
-study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question, as a set of trials.")
+study = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="A question as a set of trials.")
 
-Target = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study that ships with Prony, or a file of yours.")]
+Target = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A study that ships with Prony, or a study file.")]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SETTING=VALUES", help="What to change, in all parts or as PART.SETTING=VALUES in one."),
+    typer.Argument(
+        metavar="SETTING=VALUES", help="Settings to change, in all parts, or in one as PART.SETTING=VALUES."
+    ),
 ]
-SizeOption = Annotated[str | None, typer.Option(metavar="quick|full", help="Which of its sizes, where it has several.")]
+SizeOption = Annotated[str | None, typer.Option(metavar="quick|full", help="Size of the study, where it has several.")]
 PartsOption = Annotated[
-    list[str] | None, typer.Option("--part", metavar="PART", help="One part of the study only; may be given again.")
+    list[str] | None, typer.Option("--part", metavar="PART", help="Only this part of the study; may be repeated.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 Out = Annotated[Path | None, typer.Option(help=OUT_HELP)]
-At = Annotated[str | None, typer.Option(metavar="SITE", help="Where, instead of where the study says.")]
+At = Annotated[str | None, typer.Option(metavar="SITE", help="Where to run, instead of the study's own site.")]
 RunsOption = Annotated[Path | None, typer.Option(help=RUNS_HELP)]
 
 
@@ -113,10 +115,7 @@ def resume_(
     as_json: Json = False,
     out: Out = None,
 ) -> None:
-    """Resume after a kill, a power cut or a spent budget.
-
-    No finished run is made again.
-    """
+    """Resume: run what has no record yet."""
     run(target, settings, size, part, resume, site, jobs, as_json, out)
 
 
@@ -152,7 +151,7 @@ def show(
     as_json: Json = False,
     runs: RunsOption = None,
 ) -> None:
-    """Print our figures beside those of the repeated publication."""
+    """Print your figures beside those of the publication."""
     opened = open_study(target, size, settings, site, part)
     if not opened.study.tables:
         raise RequestError(f"{opened.study.name} has no tables of a publication; `prony report` shows what was run")

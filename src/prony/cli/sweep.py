@@ -19,22 +19,22 @@ def sweep(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SETTING=VALUES", help="16,32 or 16..4096 (doubling) or 1:9:2; every combination is run."
+            metavar="SETTING=VALUES", help="16,32 or 16..4096 (doubling) or 1:9:2 (steps); all combinations are run."
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each trial, in fresh processes.")] = 1,
-    order: Annotated[
-        str, typer.Option(metavar="random|given", help="In which the trials of a repeat are run.")
-    ] = "random",
-    seed: Annotated[int | None, typer.Option(help="Of the random order; else the same each time.")] = None,
+    order: Annotated[str, typer.Option(metavar="random|given", help="Order of the trials of a repeat.")] = "random",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the random order (default: from the name of the study).")
+    ] = None,
     stop: StopOptions = StopOptions(),
     resume: ResumeOptions = ResumeOptions(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the records alone, as a JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the records, as a JSON list.")] = False,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
     site: SiteName = None,
     jobs: JobOptions = JobOptions(),
 ) -> None:
-    """Measure a grid of settings, here or at a site; what is finished is skipped when started again.
+    """Measure a grid of settings, here or at a site; finished runs are skipped.
 
     Exit code: 0 good, 1 a run or one of its checks failed, 2 the request is not possible, 130 interrupted.
     """

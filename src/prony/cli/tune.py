@@ -55,10 +55,10 @@ def tune(
     goal: Annotated[
         str, typer.Option(help="throughput, energy (work per watt-hour) or time-to-quality.")
     ] = "throughput",
-    within: Annotated[list[str] | None, typer.Option(help="Keep to a bound, such as memory<40GiB.")] = None,
+    within: Annotated[list[str] | None, typer.Option(help="Stay within a bound, such as memory<40GiB.")] = None,
     budget: Annotated[str, typer.Option(help="Spend at most this much machine time, such as 15m.")] = "15m",
     share: Annotated[bool, typer.Option("--share", help=SHARE_HELP)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result alone, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help=OUT_HELP)] = None,
 ) -> None:
     """Find the best settings for a goal with short runs, and confirm them against the defaults.

@@ -23,9 +23,9 @@ PROBLEMS_SHOWN = 4
 def verify(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="RUN|FOLDER|ARCHIVE ...", help="Runs, folders of runs, or tars of `store export`."),
+        typer.Argument(metavar="RUN|FOLDER|ARCHIVE ...", help="Runs, folders of runs, or archives of `store export`."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts alone, as a JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the verdicts, as a JSON list.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Check records against their schema, their manifest and the figures that their files give when recomputed.

@@ -116,7 +116,7 @@ class StudyOutcome:
 
     @property
     def missing(self) -> int:
-        """Runs that were asked for and left nothing, perhaps since a person interrupted."""
+        """Requested runs without a record, such as after an interrupt."""
         return self.asked - len(self.outcomes)
 
 

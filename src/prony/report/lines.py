@@ -94,7 +94,7 @@ def data_lines(record: Record) -> list[tuple[str, str]]:
 def _which(data: DataUsed) -> str:
     kind, folder, source = word(data.kind), _path(data.folder), _path(data.source)
     place = f"in {folder}" if folder else ""
-    asked = f"asked for as {source}" if source and source != folder else ""
+    asked = f"requested as {source}" if source and source != folder else ""
     return ", ".join(part for part in (" ".join(filter(None, (kind, place))), asked) if part)
 
 

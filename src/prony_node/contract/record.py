@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The stop rule that was asked for, and why the measurement ended."""
+    """The requested stop rule, and why the measurement ended."""
 
     tolerance: float | None = None  # relative half-width that was requested
     min_time_s: float | None = None  # least time to measure
@@ -329,11 +329,11 @@ class Learning:
 
     score: str | None = sparse()  # its name: accuracy
     better: str | None = sparse()  # "more" or "less"
-    until: str | None = sparse()  # the target as it was asked for
+    until: str | None = sparse()  # the requested target
     target: float | None = sparse()  # the value to reach
     reached: TargetReached | None = sparse()  # null if it was not
     test_samples: int | None = sparse()  # in the test split
-    epochs: int | None = sparse()  # at most this many were asked for
+    epochs: int | None = sparse()  # at most this many
     curve: tuple[LearnedEpoch, ...] | None = sparse()  # one entry per epoch
     more: JsonObject = empty()
 
@@ -371,7 +371,7 @@ class DataUsed:
 
 @dataclass(frozen=True)
 class StudyTurn:
-    """Which study asked for a run, and when it had its turn there."""
+    """Which study requested a run, and its place in the order."""
 
     name: str | None = sparse()  # of the study
     part: str | None = sparse()  # of the study
@@ -496,7 +496,7 @@ class Record:
     unit: str | None = None  # of the work, such as images
     steady: Steady | None = None  # the steady window
     energy: EnergyDetail | None = None  # what was sampled
-    study: StudyTurn | None = optional()  # which study asked for it
+    study: StudyTurn | None = optional()  # which study requested it
     learning: Learning | None = optional()  # with a data set
     data: DataUsed | None = optional()  # the data set
     parallel: JsonObject | None = optional()  # with several ranks

@@ -539,7 +539,7 @@ def _duration(seconds: float) -> str:
 
 OFTEN = 0.10  # of the samples
 UNACCOUNTED_BYTES = 1 << 30
-NOT_HELD_BACK = {"idle", "application clocks", "display clocks", "sync boost"}  # no fault of heat or power
+NOT_THROTTLED = {"idle", "application clocks", "display clocks", "sync boost"}  # no fault of heat or power
 POWER = {"power limit"}  # reached in normal work
 
 
@@ -576,19 +576,19 @@ def _throttled(samples: Sequence[ConditionSample], device: DeviceFacts) -> Check
     seen = values_of(samples, lambda one: one.throttle)
     if not seen:
         return Check("throttled", "unknown", f"throttle reasons could not be read: {reason(samples)}")
-    counts = Counter(word for words in seen for word in set(words) - NOT_HELD_BACK)
+    counts = Counter(word for words in seen for word in set(words) - NOT_THROTTLED)
     if not counts:
-        return Check("throttled", "pass", f"not held back by heat or power in any of {len(seen)} samples")
+        return Check("throttled", "pass", f"not throttled by heat or power in any of {len(seen)} samples")
     said = ", ".join(f"{word} in {count} of {len(seen)} samples" for word, count in counts.most_common())
     limit_w = device.power_limit.set_w if device.power_limit is not None else None
     if "power limit" in counts and limit_w:
         said += f" (the limit is {limit_w:.0f} W)"
     if set(counts) <= POWER and _at_default_power(device):
         # A device at full load sits at the limit it was sold with; that is how fast it is.
-        return Check("throttled", "pass", f"not held back by heat; at its default power limit: {said}")
+        return Check("throttled", "pass", f"not throttled by heat; at its default power limit: {said}")
     worst = max((count for word, count in counts.items() if word not in POWER), default=0)
     level: Level = "fail" if worst / len(seen) >= OFTEN else "warn"
-    return Check("throttled", level, f"the device was held back: {said}")
+    return Check("throttled", level, f"the device was throttled: {said}")
 
 
 def _cpu_throttled(samples: Sequence[ConditionSample]) -> Check:

@@ -182,7 +182,7 @@ def _add_line(traces: list[Trace], line: list[str]) -> None:
 
 
 EVERY_S = 1.0
-NOT_HELD_BACK = {"idle", "application clocks", "display clocks", "sync boost"}  # no fault of heat or power
+NOT_THROTTLED = {"idle", "application clocks", "display clocks", "sync boost"}  # no fault of heat or power
 POWER = {"power limit"}  # reached in normal work
 
 
@@ -238,7 +238,7 @@ def throttling(seen: Any) -> Check:
     words = seen.get("throttle") if isinstance(seen, dict) else None
     if not isinstance(words, dict):
         return Check("energy-throttling", "unknown", "no reader here tells it")
-    held = {word: share for word, share in words.items() if word not in NOT_HELD_BACK}
+    held = {word: share for word, share in words.items() if word not in NOT_THROTTLED}
     if not held:
         return Check("energy-throttling", "pass", f"none in {seen.get('samples')} samples")
     said = ", ".join(f"{word} in {100 * share:.0f} % of samples" for word, share in held.items())

@@ -127,7 +127,7 @@ def _counted(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     found, period_s = ticks(trace.readings, sensor)
     inside = [tick for tick in found if tick.before_s >= start_s and tick.after_s <= end_s]
     if len(inside) < FEWEST_READINGS:
-        raise NoEnergy(f"the counter ticked {len(inside)} times in the window; {FEWEST_READINGS} are asked")
+        raise NoEnergy(f"the counter ticked {len(inside)} times in the window; {FEWEST_READINGS} are required")
     first, last = inside[0], inside[-1]
     if last.middle_s - first.middle_s < SHORTEST_S:
         raise NoEnergy(f"its ticks cover {last.middle_s - first.middle_s:.2g} s, less than {SHORTEST_S:.0f} s")
@@ -170,7 +170,7 @@ def integrated(trace: Trace, start_s: float, end_s: float) -> WindowEnergy:
     values_w = [value_w for _, value_w in updates]
     inside = [i for i, time_s in enumerate(times_s) if start_s < time_s < end_s]
     if len(inside) < FEWEST_READINGS:
-        raise NoEnergy(f"the sensor gave {len(inside)} readings in the window; {FEWEST_READINGS} are asked")
+        raise NoEnergy(f"the sensor gave {len(inside)} readings in the window; {FEWEST_READINGS} are required")
     most_w = max(abs(value_w) for value_w in values_w)
     if most_w > MOST_PLAUSIBLE_W:
         raise NoEnergy(f"the sensor read {most_w:.3g} W, which is nonsense")

@@ -293,14 +293,14 @@ def energy_to_quality(
         metrics["energy_to_quality"] = _with_ends(energy_j, "J", relative, how)
     else:
         time = result.metrics.get("time_to_quality")
-        metrics["energy_to_quality"] = missing((time and time.reason) or "no quality was asked for")
+        metrics["energy_to_quality"] = missing((time and time.reason) or "no quality was requested")
     return metrics
 
 
 def energy_of_run(plan: Plan, folder: Path, parts: Parts) -> Energy:
     """For the first node's supervisor, which sees the others' folders where the file system is shared."""
     if not plan.energy:
-        return no_energy("energy was not asked for (--no-energy)")
+        return no_energy("energy was not requested (--no-energy)")
     count = int(plan.trial.settings.get("nodes", 1))
     if count == 1:
         return energy_of_node(folder, parts)

@@ -234,7 +234,7 @@ def time_to_quality(training: Training) -> Metric:
     plan = training.plan
     if plan.target is None:
         sign = ">=" if SCORES[plan.score] == MORE else "<="
-        return missing(f"no quality was asked for; until='{plan.score}{sign}...' asks for one")
+        return missing(f"no quality was requested; until='{plan.score}{sign}...' requests one")
     if training.reached is None:
         return missing(f"{plan.target} was not reached: {best_of(training)}")
     source = f"{plan.target} after epoch {training.reached.epoch}, by {training.window.clock}"

@@ -41,8 +41,8 @@ STRAGGLER_SHARE = 0.05  # a straggler takes so much longer than the middle of th
 LARGEST_OF_RANKS = ("peak_memory", "peak_memory_reserved", "peak_memory_host", "cold_start", "data_wait_share")
 MEMORY_OF_RANKS = ("peak_memory", "peak_memory_host")  # of each rank: parts of a model do not need the same
 DIAGNOSTIC = (
-    "sync=off: no gradients were exchanged, so each rank trained by itself; this shows what the exchange costs, and is "
-    "no training of what was asked for"
+    "sync=off: no gradients were exchanged, so each rank trained by itself; this shows what the exchange costs, and "
+    "the run does not train as requested"
 )
 
 

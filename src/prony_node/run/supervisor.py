@@ -256,7 +256,7 @@ def write_screenings(plan: Plan, folder: Path, watched: HostConditions, *, start
             continue
         trial = Trial(plan.trial.workload, {**plan.trial.settings, "batch_size": batch})
         parts = replace(read_parts(own), facts=whole.facts, device=whole.device)
-        energy = energy_of_node(own, parts, samples=folder) if plan.energy else no_energy("energy was not asked for")
+        energy = energy_of_node(own, parts, samples=folder) if plan.energy else no_energy("energy was not requested")
         checks = conditions_of_run(plan, folder, parts, watched)
         of_size = replace(plan, trial=trial, walk=())
         document = assemble(of_size, parts, started=started, ended=ended, checks=checks, energy=energy)

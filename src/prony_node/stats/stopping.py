@@ -141,13 +141,13 @@ class Tracker:
         if cut_s and found.window_s < max(WINDOW_TO_CUT * cut_s, rule.min_time_s + cut_s):
             return f"{cut_s:.3g} s were cut as a transient, and the steady window must outlast them"
         if found.steps < rule.min_steps:
-            return f"the steady window has {found.steps} steps of the {rule.min_steps} asked"
+            return f"the steady window has {found.steps} steps of the {rule.min_steps} required"
         if found.independent_blocks < rule.min_independent_blocks:
             return f"only {found.independent_blocks:.0f} blocks are effectively independent"
         if found.slow and SLOW_FACTOR * found.sampling_half_width > rule.tolerance:
             return "the slowest variation is as long as the window, so its interval cannot be trusted yet"
         if found.window_s < LONG_WINDOW_S and SHORT_WINDOW_FACTOR * found.sampling_half_width > rule.tolerance:
-            return f"a window under {LONG_WINDOW_S:.0f} s must be {SHORT_WINDOW_FACTOR:.0f} times better than asked"
+            return f"a window under {LONG_WINDOW_S:.0f} s must be {SHORT_WINDOW_FACTOR:.0f} times better than requested"
         if half_width_floor(found.window_s) > rule.tolerance:
             return f"a window of {found.window_s:.3g} s is too short for the tolerance"
         if found.sampling_half_width > rule.tolerance:

@@ -20,12 +20,12 @@ from prony_node.workloads.language_config import SEQUENCE
 
 MIB = 2**20
 MATRIX = Setting("matrix", "count", "rows and columns of each matrix", least=16)
-CHANNELS = Setting("channels", "count", "channels of the images of a convolution, in and out", least=8)
-IMAGES = Setting("images", "count", "images of one convolution")
-SEQUENCES = Setting("sequences", "count", "sequences of one attention")
-HEADS = Setting("heads", "count", "heads of an attention")
-HEAD_DIM = Setting("head_dim", "count", "width of a head", least=8)
-BUFFER = Setting("buffer_mib", "count", "MiB of each buffer that is read or written")
+CHANNELS = Setting("channels", "count", "input and output channels of the convolution", least=8)
+IMAGES = Setting("images", "count", "images per convolution")
+SEQUENCES = Setting("sequences", "count", "sequences per attention call")
+HEADS = Setting("heads", "count", "attention heads")
+HEAD_DIM = Setting("head_dim", "count", "width of each head", least=8)
+BUFFER = Setting("buffer_mib", "count", "size of each buffer in MiB")
 
 
 def gemm_flops(matrix: int) -> int:

@@ -19,9 +19,9 @@ from prony_node.workloads.config import Workload
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element, in the precisions that a message can have
 SIZE, EXAMPLE = r"[1-9][0-9]{0,3}(B|KiB|MiB|GiB)", "a size such as 1KiB, 16MiB or 1GiB"
-SMALLEST = Setting("smallest", "text", "the smallest message of a collective", pattern=SIZE, example=EXAMPLE)
+SMALLEST = Setting("smallest", "text", "smallest message of a collective", pattern=SIZE, example=EXAMPLE)
 LARGEST = Setting(
-    "largest", "text", "the largest, whose bus bandwidth is the result; between them each doubles",
+    "largest", "text", "largest message, whose bus bandwidth is the result; sizes double from the smallest",
     pattern=SIZE, example=EXAMPLE,
 )  # fmt: skip
 
@@ -48,10 +48,10 @@ def _all(ranks: int) -> Fraction:
 
 
 KINDS: dict[str, CollectiveKind] = {
-    "allreduce": CollectiveKind("the sum over all ranks, on every rank", "of each rank's array", _twice_others),
-    "allgather": CollectiveKind("the parts of all ranks, on every rank", "of the whole array", _others),
-    "reducescatter": CollectiveKind("the sum over all ranks, a part of it on each", "of the whole array", _others),
-    "alltoall": CollectiveKind("a part from each rank to each other", "of all that a rank sends", _others),
+    "allreduce": CollectiveKind("sum over all ranks, on every rank", "of each rank's array", _twice_others),
+    "allgather": CollectiveKind("parts of all ranks, on every rank", "of the whole array", _others),
+    "reducescatter": CollectiveKind("sum over all ranks, a part of it on each", "of the whole array", _others),
+    "alltoall": CollectiveKind("a part from each rank to each other rank", "of all that a rank sends", _others),
     "broadcast": CollectiveKind("from the first rank to all others", "of the array", _all),
     "sendrecv": CollectiveKind("each rank to the next, in a ring", "of what a rank sends", _all),
 }
@@ -109,7 +109,7 @@ def _check_sizes(name: str, settings: Mapping[str, Value], ranks: int, width: in
 def _collective(name: str, kind: CollectiveKind) -> Workload:
     return Workload(
         name=name,
-        help=f"{kind.help}: bus bandwidth, by nccl-tests' definitions; its size is that {kind.size}",
+        help=f"{kind.help}: bus bandwidth as in nccl-tests; message size {kind.size}",
         module="prony_node.workloads.collective",
         unit="B",
         parameters=0,

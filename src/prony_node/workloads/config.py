@@ -98,26 +98,26 @@ def _fuses(requested: Settings, machine: Machine) -> bool:
 
 GPUS = ("cuda", "xpu")
 COMPILED_NORMS = Kernel(
-    "compiled-norms", "batch norms by sums of values and squares, ReLUs by sign, for the compiler",
+    "compiled-norms", "batch norms from sums of values and squares, which the compiler can fuse; ReLU by sign",
     mode="train", pays=_compiled,
 )  # fmt: skip
 FOLDED_STEM = Kernel(
-    "folded-stem", "a ResNet's first convolution over two by two pixels at a time: the same sums", pays=_folds
+    "folded-stem", "a ResNet's first convolution on blocks of 2x2 pixels (space to depth)", pays=_folds
 )
 FUSED_BLOCKS = Kernel(
-    "fused-blocks", "bias, sum and ReLU of residual blocks inside cuDNN's convolutions", mode="infer", pays=_fuses
+    "fused-blocks", "bias, residual sum and ReLU fused into cuDNN's convolutions", mode="infer", pays=_fuses
 )
 LOW_PRECISION_RESIDUAL = Kernel(
     "low-precision-residual",
-    "transformers of images: the residual stream in the layers' precision, patches as one matrix product, attention "
-    "of ViT without copies",
+    "vision transformers: residual stream in the layers' precision, patch embedding as one matrix product, "
+    "ViT's attention without copies",
 )
-MATMUL_UPSAMPLING = Kernel("matmul-upsampling", "gradients of bilinear upsampling by matrix products")
+MATMUL_UPSAMPLING = Kernel("matmul-upsampling", "gradients of bilinear upsampling as matrix products")
 COMPILED_DEPTHWISE = Kernel(
     "compiled-depthwise", "depthwise convolutions as one compiled kernel that reads its input once", pays=_compiled
 )
 BATCHED_ASSIGNMENT = Kernel(
-    "batched-assignment", "anchors and boxes matched for a batch at once, where torchvision goes image by image",
+    "batched-assignment", "anchors and boxes matched for the whole batch, not image by image",
     mode="train",
 )  # fmt: skip
 TRITON_NMS = Kernel(
@@ -125,7 +125,7 @@ TRITON_NMS = Kernel(
     mode="train", devices=GPUS, part_of=BATCHED_ASSIGNMENT.name,
 )  # fmt: skip
 MASKED_ROI_ALIGN = Kernel(
-    "masked-roi-align", "regions pooled from all levels of the pyramid without a wait for the host",
+    "masked-roi-align", "RoI align on all pyramid levels without synchronising with the host",
     mode="train", part_of=BATCHED_ASSIGNMENT.name,
 )  # fmt: skip
 TRITON_DEFORMABLE_ATTENTION = Kernel(
@@ -406,9 +406,9 @@ def check_operation(workload: Workload, settings: Mapping[str, Value]) -> None:
         raise RequestError(f"{workload.name} copies to a device's own memory; device={kind} has none")
 
 
-SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind, for a CPU and tests", ("full", "tiny"))
+SIZE = Setting("size", "choice", "full, or tiny: a small model of the same kind for CPUs and tests", ("full", "tiny"))
 WEIGHTS = Setting(
-    "weights", "text", "a checkpoint of this model that you have (a state_dict; torch or safetensors)",
+    "weights", "text", "checkpoint of this model: a state_dict, torch or safetensors",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 TINY_BATCH = 8

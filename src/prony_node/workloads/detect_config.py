@@ -24,7 +24,7 @@ FEW = 4  # images of a detector: the host launches a step of one or two more slo
 DETECT_WORKLOADS = (
     Workload(
         name="fasterrcnn-r50-fpn",
-        help="Faster R-CNN, ResNet-50 with a feature pyramid, on COCO's images scaled to 800 by at most 1333 pixels",
+        help="Faster R-CNN, ResNet-50 with a feature pyramid, on COCO images scaled to 800 by at most 1333 pixels",
         module="prony_node.workloads.detect",
         unit="images",
         parameters=41_808_406,
@@ -59,7 +59,7 @@ DETECT_WORKLOADS = (
 
 
 SCALES = Setting(
-    "scales", "choice", "feature levels: 4, of strides 8 to 64, or 5, with stride 4 too and four times the tokens",
+    "scales", "choice", "feature levels: 4 (strides 8 to 64), or 5 (also stride 4, four times the tokens)",
     ("4", "5"),
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ IMAGE_SIZE = Setting("image_size", "count", "height and width of an image, in pi
 LIBRARY_IMAGE_SIZE = Setting(
     "image_size", "count", "height and width of an image, in pixels; auto: what the library says", ("auto",), least=32
 )
-CLASSES = Setting("classes", "count", "classes that the model tells apart; else its own, or the data set's", least=2)
+CLASSES = Setting("classes", "count", "classes of the model (default: its own, or the data set's)", least=2)
 SCORES = ("accuracy", "loss")
 IMAGENET_IMAGES = 1_281_167
 DOCUMENTED = "torchvision's documentation of the model"

@@ -8,19 +8,19 @@ from prony_node.contract.errors import RequestError
 from prony_node.contract.settings import Setting, Value, replicas
 from prony_node.workloads.config import CUDNN_BY_DEFAULT, WEIGHTS, Workload
 
-SEQUENCE = Setting("sequence", "count", "tokens of a sample", least=8)
+SEQUENCE = Setting("sequence", "count", "tokens per sample", least=8)
 PHASE = Setting(
     "phase",
     "choice",
-    "of inference: the whole sequence without a cache, the prompt into a KV cache, or one token from it",
+    "inference: the whole sequence without a cache, filling a KV cache, or one token from a full cache",
     ("forward", "prefill", "decode"),
 )
 VOCABULARY_FILE = Setting(
-    "vocab", "text", "the vocab.txt of the checkpoint, for its word pieces (data=PATH)",
+    "vocab", "text", "vocab.txt of the checkpoint's WordPiece tokenizer (data=PATH)",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 TOKENIZER = Setting(
-    "tokenizer", "text", "a tokenizer.json for texts in JSON lines (data=PATH); else a text is its bytes",
+    "tokenizer", "text", "tokenizer.json for texts in JSON lines (data=PATH; default: bytes)",
     pattern=r"\S(.*\S)?", example="a file",
 )  # fmt: skip
 VOCABULARY = 50304  # GPT-2's 50257 tokens, padded to a multiple of 128 for the matrix units

@@ -37,7 +37,7 @@ def autoencoder_flops(widths: tuple[int, int, int], bottleneck: int) -> int:
 RECONSTRUCT_WORKLOADS = (
     Workload(
         name="compression-autoencoder",
-        help="residual convolutional autoencoder of 28x28 images, one channel, 32 numbers between its halves",
+        help="residual convolutional autoencoder of 28x28 grey images, 32 latent numbers",
         module="prony_node.workloads.reconstruct",
         unit="images",
         parameters=autoencoder_parameters(WIDTHS, BOTTLENECK),

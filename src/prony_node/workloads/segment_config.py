@@ -9,8 +9,8 @@ from __future__ import annotations
 from prony_node.contract.settings import Setting
 from prony_node.workloads.config import COMPILED_DEPTHWISE, FUSED_BLOCKS, MATMUL_UPSAMPLING, WEIGHTS, Workload
 
-CROP_HEIGHT = Setting("crop_height", "count", "height of the part of an image that is trained on, in pixels", least=32)
-CROP_WIDTH = Setting("crop_width", "count", "width of the part of an image that is trained on, in pixels", least=32)
+CROP_HEIGHT = Setting("crop_height", "count", "height of the training crop, in pixels", least=32)
+CROP_WIDTH = Setting("crop_width", "count", "width of the training crop, in pixels", least=32)
 SETTINGS = (CROP_HEIGHT, CROP_WIDTH, WEIGHTS)
 SCORES = ("miou", "loss")
 CLASSES = 19  # of Cityscapes

@@ -317,9 +317,9 @@ def test_above_ideal_is_an_alarm_with_what_changed() -> None:
 
 
 def test_a_throttled_run_on_one_device_is_the_cause() -> None:
-    hot = scaled_record(1, 1000.0, checks={"throttled": ("warn", "the device was held back: heat")})
+    hot = scaled_record(1, 1000.0, checks={"throttled": ("warn", "the device was throttled: heat")})
     assert alarm_of(hot, scaled_record(2, 2200.0)) == [
-        "the run on one device was slowed down (throttled): the device was held back: heat"
+        "the run on one device was slowed down (throttled): the device was throttled: heat"
     ]
 
 

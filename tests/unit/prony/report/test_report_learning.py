@@ -92,7 +92,7 @@ def test_page_with_seeds_and_targets(tmp_path: Path, get_record: GetRecord) -> N
     assert "4 seeds (0, 1, 2, 3)" in text
     assert "1 of 4 runs did not reach accuracy>=0.93" in text
     assert "target reached" in text
-    assert "cifar10 in /data/cifar10, asked for as ./cifar10" in text
+    assert "cifar10 in /data/cifar10, requested as ./cifar10" in text
     assert 'class="phase evaluation"' in html
 
 
@@ -146,7 +146,7 @@ def test_data_that_was_staged_and_generated() -> None:
         "generated": {"kind": "imagenet", "samples": 1000, "form": "shards", "list_sha256": "00ff"},
     }  # fmt: skip
     lines = dict(data_lines({"data": data}))
-    assert lines["set"] == "imagenet in /scratch/set, asked for as generated"
+    assert lines["set"] == "imagenet in /scratch/set, requested as generated"
     assert lines["samples"] == "1,000 to train, 3.000 GiB"
     assert lines["held"] == "read from its files"
     assert lines["decoded"] == "31% by the device, the rest by workers"

@@ -127,7 +127,7 @@ def test_every_part_has_a_figure_or_its_reason() -> None:
     found = {part.part: part for part in part_energies(recording, 2.0, 12.0)}
     assert list(found) == [GPU, "package-0", "dram-0"]
     assert found["dram-0"].figure is None
-    assert found["dram-0"].reason == "made.counter: the counter ticked 0 times in the window; 8 are asked"
+    assert found["dram-0"].reason == "made.counter: the counter ticked 0 times in the window; 8 are required"
     assert found[GPU].beside is not None
 
 

@@ -176,7 +176,7 @@ def test_under_two_seconds_there_is_no_energy(trace: Trace) -> None:
 def test_a_counter_is_given_between_its_ticks_and_these_must_cover_two_seconds() -> None:
     with pytest.raises(NoEnergy, match=r"its ticks cover 1.9 s, less than 2 s"):
         energy_of(counter_trace(250.0), 2.0, 4.05)
-    with pytest.raises(NoEnergy, match="the counter ticked 0 times in the window; 8 are asked"):
+    with pytest.raises(NoEnergy, match="the counter ticked 0 times in the window; 8 are required"):
         energy_of(counter_trace(0.0), 2.0, 12.0)
     with pytest.raises(NoEnergy, match="the counter ticked 6 times"):
         energy_of(counter_trace(250.0, period_s=1.0), 1.5, 7.5)
@@ -184,7 +184,7 @@ def test_a_counter_is_given_between_its_ticks_and_these_must_cover_two_seconds()
 
 def test_too_few_readings_have_no_energy() -> None:
     few = Trace(sensor("instantaneous", 1.0), [Reading(float(i), float(i), 100.0) for i in range(30)])
-    with pytest.raises(NoEnergy, match="the sensor gave 5 readings in the window; 8 are asked"):
+    with pytest.raises(NoEnergy, match="the sensor gave 5 readings in the window; 8 are required"):
         energy_of(few, 2.5, 7.5)
     with pytest.raises(NoEnergy, match="the sensor gave 0 readings"):
         energy_of(Trace(few.sensor), 2.5, 7.5)

@@ -153,7 +153,7 @@ def test_a_sampler_that_was_held_up_does_not_make_the_share_of_its_node_smaller(
 SPOILS = {
     "folder": "its folder run.node1 cannot be seen from the first node",
     "power.json": "the sampler did not start",
-    "power.csv": "made.counter: the counter ticked 0 times in the window; 8 are asked",
+    "power.csv": "made.counter: the counter ticked 0 times in the window; 8 are required",
     "node.json": "its supervisor had not ended 0 s after the first one's",
     "steps.csv": "the samples could not be judged",
     "device": "the devices of 1 of its 1 ranks are not known",

@@ -204,7 +204,7 @@ def test_a_neighbours_energy_is_not_ours(tmp_path: Path) -> None:
 def test_energy_that_was_not_asked_for(tmp_path: Path) -> None:
     record_power(tmp_path, {COUNTER: POWER_W})
     found = judged(tmp_path, energy=False)
-    assert reasons(found) == {"energy was not asked for (--no-energy)"}
+    assert reasons(found) == {"energy was not requested (--no-energy)"}
     assert (found.checks, found.detail) == ([], None)
 
 
@@ -256,7 +256,7 @@ def test_one_of_two_parts_that_is_gone_is_named_alone(tmp_path: Path) -> None:
     record_power(tmp_path, dict.fromkeys(packages, 100.0), {"package-1": FROM_S + 0.5})
     found = judged(tmp_path, parts_of(tmp_path, kind="cpu"))
     assert found.metrics["energy"].reason == (
-        "made.counter: the counter ticked 0 times in the window; 8 are asked; it does not answer: gone"
+        "made.counter: the counter ticked 0 times in the window; 8 are required; it does not answer: gone"
     )
     assert value(found, "node_power") == pytest.approx(100.0, rel=1e-9)
 

@@ -1,4 +1,4 @@
-"""If these fail, a device of another node that was held back or shared passes for a good one."""
+"""If these fail, a device of another node that was throttled or shared passes for a good one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_heat_on_another_node_counts_within_its_own_window(tmp_path: Path) -> No
     hot = watched(1, (CLOCKS_S[1] + 7.0, CLOCKS_S[1] + 9.0))
     level, message = judge(tmp_path / "run", {"node": 1, "watched": hot})["throttled"]
     assert level == "fail"
-    assert message.startswith("node 1 (n1) GPU-1: the device was held back: hardware slowdown")
+    assert message.startswith("node 1 (n1) GPU-1: the device was throttled: hardware slowdown")
 
 
 def test_heat_on_another_node_outside_its_window_does_not_count(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from prony.cli.clean import clean, stream_behind
+from prony.cli.clean import OpenStream, TrimmedStream, clean, stream_behind
 
 WIDTH = 120  # columns, where the output is no terminal and nobody says how wide
 LEAST_WIDTH = 80  # columns: a narrower table loses its content, whereas a terminal wraps the lines of a wider one
@@ -33,10 +33,13 @@ def make_console(stderr: bool = False, width: int = WIDTH, soft_wrap: bool = Fal
 
     `width` holds where the output is no terminal and $COLUMNS says nothing.
     """
+    behind = stream_behind(sys.stderr if stderr else sys.stdout)
     console = CleanConsole(
-        file=stream_behind(sys.stderr if stderr else sys.stdout), stderr=stderr, highlight=False, markup=False,
-        emoji=False, soft_wrap=soft_wrap, _environ=sensible(os.environ),
+        file=behind and OpenStream(behind), stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap,
+        _environ=sensible(os.environ),
     )  # fmt: skip
+    if behind is not None and not console.is_terminal:
+        console.file = TrimmedStream(behind)
     if not console.is_terminal and "COLUMNS" not in sensible(os.environ):
         console.width = width
     if not (stderr and console.is_terminal):  # a line that moves must not be wider than its terminal

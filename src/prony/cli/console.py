@@ -35,8 +35,8 @@ def make_console(stderr: bool = False, width: int = WIDTH, soft_wrap: bool = Fal
     """
     behind = stream_behind(sys.stderr if stderr else sys.stdout)
     console = CleanConsole(
-        file=behind and OpenStream(behind), stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap,
-        _environ=sensible(os.environ),
+        file=OpenStream(behind) if behind is not None else None, stderr=stderr, highlight=False, markup=False,
+        emoji=False, soft_wrap=soft_wrap, _environ=sensible(os.environ),
     )  # fmt: skip
     if behind is not None and not console.is_terminal:
         console.file = TrimmedStream(behind)
@@ -45,6 +45,11 @@ def make_console(stderr: bool = False, width: int = WIDTH, soft_wrap: bool = Fal
     if not (stderr and console.is_terminal):  # a line that moves must not be wider than its terminal
         console.width = max(console.width, LEAST_WIDTH)
     return console
+
+
+def is_limited(console: Console) -> bool:
+    """Whether lines have to fit: a terminal or $COLUMNS says how wide they may be. A file takes lines of any width."""
+    return console.is_terminal or "COLUMNS" in sensible(os.environ)
 
 
 def sensible(environment: Mapping[str, str]) -> dict[str, str]:

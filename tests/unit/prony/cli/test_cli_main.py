@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from prony.cli.main import VERBS, guarded, main
-from prony.report.numbers import format_si
 from prony_node.contract import RequestError
-from prony_node.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[4]
 
@@ -77,16 +75,6 @@ def test_a_list_of_commands_cuts_no_line_on_a_narrow_terminal(call: Call, words:
     listed = call(*words, "--help", columns=80).stdout.partition("Commands:")[2].splitlines()
     assert len(listed) > 2
     assert not [line for line in listed if line.endswith("...")]
-
-
-def test_the_list_of_workloads_has_a_row_for_each_with_its_figures_and_source() -> None:
-    shown = prony("list", "workloads").stdout
-    for workload in WORKLOADS.values():
-        row = next(line for line in shown.splitlines() if line.startswith(f"{workload.name} "))
-        assert row.split()[1] == workload.unit
-        for figure in (workload.parameters, workload.flops):
-            assert not figure or format_si(figure, "") in row
-        assert workload.source.partition(";")[0] in shown
 
 
 def test_the_version() -> None:

@@ -104,7 +104,7 @@ Lines = list[tuple[str, str]]  # labels and texts
 
 def list_(
     what: Annotated[str, typer.Argument(metavar="|".join(THINGS), help="What to list.")] = "workloads",
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in detail.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in detail.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list, or the one named, as JSON.")] = False,
 ) -> None:
     """List workloads, settings, kernels, suites, studies or plug-ins, a line each; or show one of them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prony.cli.main import VERBS, guarded, main
+from prony.cli.main import EXAMPLES, VERBS, guarded, main
 from prony_node.contract import RequestError
 
 ROOT = Path(__file__).parents[4]
@@ -66,8 +66,15 @@ def test_help_names_every_verb_in_little_more_time_than_its_libraries_take() -> 
     assert min(ours) < 2 * min(theirs)
 
 
-def test_no_words_at_all_are_answered_with_help() -> None:
-    assert prony().stdout == prony("--help").stdout
+def test_no_words_at_all_are_answered_with_five_examples() -> None:
+    done = prony(columns=80)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    examples = [line.split("  ")[1] for line in lines if line.startswith("  prony ")]
+    assert examples == [command for command, _ in EXAMPLES]
+    assert len(examples) == 5
+    assert "prony --help" in lines[-1]
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("words", [(), ("study",), ("site",), ("data",), ("container",), ("store",)])

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from typing import IO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -34,12 +35,13 @@ def make_console(stderr: bool = False, width: int = WIDTH, soft_wrap: bool = Fal
     `width` holds where the output is no terminal and $COLUMNS says nothing.
     """
     behind = stream_behind(sys.stderr if stderr else sys.stdout)
+    file = OpenStream(behind) if behind is not None else None
     console = CleanConsole(
-        file=OpenStream(behind) if behind is not None else None, stderr=stderr, highlight=False, markup=False,
+        file=cast("IO[str] | None", file), stderr=stderr, highlight=False, markup=False,
         emoji=False, soft_wrap=soft_wrap, _environ=sensible(os.environ),
     )  # fmt: skip
     if behind is not None and not console.is_terminal:
-        console.file = TrimmedStream(behind)
+        console.file = cast("IO[str]", TrimmedStream(behind))
     if not console.is_terminal and "COLUMNS" not in sensible(os.environ):
         console.width = width
     if not (stderr and console.is_terminal):  # a line that moves must not be wider than its terminal

@@ -67,8 +67,8 @@ VERBS = {
 EXAMPLES = (
     ("prony run resnet50", "Measure a workload on this machine."),
     ("prony sweep gpt-117m batch_size=1..64", "Measure a range of settings."),
-    ("prony show latest", "Show a result with its phases and checks."),
-    ("prony compare RUN_A RUN_B", "Say which of two runs is faster, and why."),
+    ("prony show latest", "Show the newest result and its checks."),
+    ("prony compare RUN_A RUN_B", "Say which of two runs is faster."),
     ("prony list workloads", "List what can be measured."),
 )
 

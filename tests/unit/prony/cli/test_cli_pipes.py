@@ -36,7 +36,9 @@ def prony_to_nobody(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(argv, env=environment, stdout=nobody, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("words", [*OF_RUNS, (), ("run", "--help"), ("--version",), ("list",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [*OF_RUNS, (), ("run", "--help"), ("--version",), ("list",), ("power", "--list-readers")], ids=" ".join
+)
 def test_a_reader_that_leaves_is_no_error(root: Path, words: tuple[str, ...]) -> None:
     """`prony ... | head`: no traceback, and 0 for a verb that did what it was asked."""
     done = prony_to_nobody(*words, *(["--runs", str(root)] if words in OF_RUNS else []))

@@ -112,7 +112,7 @@ def root(tmp_path: Path) -> Path:
         (["runs"], ["resnet50-20260302T090000-c00000", "images/s"]),
         (["show", "d00001"], ["throughput_per_device", "images/s"]),
         (["compare", "c00000", "d00001"], ["as fast as A"]),
-        (["query"], ["resnet50-20260302T090000-c00000", "precision", "NVIDIA"]),
+        (["query"], ["resnet50-20260302T090000-c00000", "throughput", "images"]),
         (["list", "workloads"], ["mobilenetv3-small", "parameters"]),
     ],
     ids=["runs", "show", "compare", "query", "list"],

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from prony.cli.list import THINGS
-from prony.cli.main import VERBS, make_app
+from prony.cli.main import EXAMPLES, VERBS, make_app
 from prony.study.request import make_stop, parse_trial, split_words
 from prony.study.search_space import find_goal, make_space, parse_limits, split_searched
 from prony.study.study import load_suites, make_grid, make_series, parse_counts
@@ -60,7 +60,8 @@ def command_of(page: str, line: str) -> Command | None:
 
 
 def shown_commands() -> Iterator[Command]:
-    """In fenced blocks every line, in prose every code span, that begins with prony."""
+    """In fenced blocks every line, in prose every code span, that begins with prony; and the examples of `prony`."""
+    yield from (Command("prony", tuple(shlex.split(example)[1:])) for example, _ in EXAMPLES)
     for path in PAGES:
         text, page = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
         fenced = [line for block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]

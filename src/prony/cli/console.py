@@ -6,11 +6,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from typing import IO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from prony.cli.clean import clean, stream_behind
+from prony.cli.clean import OpenStream, TrimmedStream, clean, stream_behind
 
 WIDTH = 120  # columns, where the output is no terminal and nobody says how wide
 LEAST_WIDTH = 80  # columns: a narrower table loses its content, whereas a terminal wraps the lines of a wider one
@@ -33,15 +34,24 @@ def make_console(stderr: bool = False, width: int = WIDTH, soft_wrap: bool = Fal
 
     `width` holds where the output is no terminal and $COLUMNS says nothing.
     """
+    behind = stream_behind(sys.stderr if stderr else sys.stdout)
+    file = OpenStream(behind) if behind is not None else None
     console = CleanConsole(
-        file=stream_behind(sys.stderr if stderr else sys.stdout), stderr=stderr, highlight=False, markup=False,
+        file=cast("IO[str] | None", file), stderr=stderr, highlight=False, markup=False,
         emoji=False, soft_wrap=soft_wrap, _environ=sensible(os.environ),
     )  # fmt: skip
+    if behind is not None and not console.is_terminal:
+        console.file = cast("IO[str]", TrimmedStream(behind))
     if not console.is_terminal and "COLUMNS" not in sensible(os.environ):
         console.width = width
     if not (stderr and console.is_terminal):  # a line that moves must not be wider than its terminal
         console.width = max(console.width, LEAST_WIDTH)
     return console
+
+
+def is_limited(console: Console) -> bool:
+    """Whether lines have to fit: a terminal or $COLUMNS says how wide they may be. A file takes lines of any width."""
+    return console.is_terminal or "COLUMNS" in sensible(os.environ)
 
 
 def sensible(environment: Mapping[str, str]) -> dict[str, str]:

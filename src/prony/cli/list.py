@@ -1,4 +1,4 @@
-"""`prony list`: what there is to measure, and with which settings."""
+"""`prony list`: what there is to measure, and with which settings; or one of them in detail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,17 @@ from prony_node.contract.errors import RequestError, unknown
 from prony_node.contract.settings import Value
 from prony_node.contract.typed import encode
 
-THINGS = ("workloads", "settings", "kernels", "suites", "studies", "plugins")
+if TYPE_CHECKING:
+    from prony_node.workloads.config import Workload
+
+SINGULAR = {
+    "workloads": "workload", "settings": "setting", "kernels": "kernel", "suites": "suite", "studies": "study",
+    "plugins": "plug-in",
+}  # fmt: skip
+THINGS = tuple(SINGULAR)
+KINDS = (("cpu", "a CPU"), ("accelerator", "an accelerator"))  # of a default batch size
+RIGHT = ("parameters", "trials")
+GAP = 2  # columns between two columns
 
 
 @dataclass(frozen=True)
@@ -31,11 +41,6 @@ class WorkloadEntry:
     published: str | None
     package: str | None  # None: Prony's own
 
-    @property
-    def sources(self) -> str:
-        ran = f"\npreset=published: {self.published}" if self.published else ""
-        return self.source + ran + (f"\nof the package {self.package}" if self.package else "")
-
 
 @dataclass(frozen=True)
 class SettingEntry:
@@ -46,10 +51,6 @@ class SettingEntry:
     choices: list[str]
     workloads: list[str] | None  # None: of every workload
 
-    @property
-    def note(self) -> str:
-        return self.values + (f"; of {', '.join(self.workloads)}" if self.workloads else "")
-
 
 @dataclass(frozen=True)
 class KernelEntry:
@@ -57,10 +58,6 @@ class KernelEntry:
     help: str
     mode: str | None
     workloads: list[str]
-
-    @property
-    def note(self) -> str:
-        return f"{f'mode={self.mode}; ' if self.mode else ''}of {', '.join(self.workloads)}"
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,6 @@ class SuiteEntry:
     help: str
     trials: list[SuiteTrialEntry]
 
-    @property
-    def note(self) -> str:
-        return f"{len(self.trials)} trials"
-
 
 @dataclass(frozen=True)
 class StudyEntry:
@@ -93,10 +86,6 @@ class StudyEntry:
     source: str
     sizes: list[str]
     trials: list[TrialEntry]
-
-    @property
-    def note(self) -> str:
-        return f"{len(self.trials)} trials"
 
 
 @dataclass(frozen=True)
@@ -109,65 +98,77 @@ class PluginEntry:
     refused: str | None  # why it cannot be used
 
 
-Noted = SettingEntry | KernelEntry | SuiteEntry | StudyEntry  # a line each, with a note behind it
+Entry = WorkloadEntry | SettingEntry | KernelEntry | SuiteEntry | StudyEntry | PluginEntry
+Lines = list[tuple[str, str]]  # labels and texts
 
 
 def list_(
     what: Annotated[str, typer.Argument(metavar="|".join(THINGS), help="What to list.")] = "workloads",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list alone, as JSON.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one in detail.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list, or the one named, as JSON.")] = False,
 ) -> None:
-    """List workloads, settings, kernels, suites, studies or plug-ins, a line each."""
+    """List workloads, settings, kernels, suites, studies or plug-ins, a line each; or show one of them."""
     if what not in THINGS:
         raise unknown("thing to list", what, THINGS)
-    if what == "workloads":
-        _show(_workloads(), as_json, _print_workloads)
-    elif what == "plugins":
-        _show(_plugins(), as_json, _print_plugins)
-    else:
-        makers: dict[str, Callable[[], Sequence[Noted]]] = {
-            "settings": _settings, "kernels": _kernels, "suites": _suites, "studies": _studies,
-        }  # fmt: skip
-        _show(makers[what](), as_json, _print_noted)
-
-
-Listed = TypeVar("Listed")
-
-
-def _show(entries: Sequence[Listed], as_json: bool, show: Callable[[Sequence[Listed]], None]) -> None:
+    makers: dict[str, Callable[[], Sequence[Entry]]] = {
+        "workloads": _workloads, "settings": _settings, "kernels": _kernels, "suites": _suites, "studies": _studies,
+        "plugins": _plugins,
+    }  # fmt: skip
+    if name is not None:
+        entry = _find(what, name, makers[what])
+        print(json.dumps(encode(entry), indent=1)) if as_json else _print_entry(entry)
+        return
+    entries = makers[what]()
     if as_json:
         print(json.dumps(encode(entries), indent=1))
+    elif what == "plugins":
+        _print_plugins([entry for entry in entries if isinstance(entry, PluginEntry)])
     else:
-        show(entries)
+        _print_table(what, entries)
+
+
+def _find(what: str, name: str, make: Callable[[], Sequence[Entry]]) -> Entry:
+    if what == "workloads":
+        from prony_node.workloads import find_workload
+
+        return _workload_entry(find_workload(name))  # any model of a library too: timm/NAME
+    entries = {entry.name: entry for entry in make()}
+    if name not in entries:
+        raise unknown(SINGULAR[what], name, entries)
+    return entries[name]
 
 
 def _workloads() -> list[WorkloadEntry]:
     from prony_node.contract import plugins
-    from prony_node.workloads import LIBRARIES, PUBLISHED, WORKLOADS, find_workload
+    from prony_node.workloads import LIBRARIES, WORKLOADS, find_workload
 
     of_libraries = [make("NAME") for make in LIBRARIES.values()]
-    packages = plugins.of_group(plugins.WORKLOADS, WORKLOADS)
     of_plugins = []
-    for name in packages:
+    for name in plugins.of_group(plugins.WORKLOADS, WORKLOADS):
         try:
             of_plugins.append(find_workload(name))
         except RequestError as error:  # one that is broken must not hide the others
             print(f"prony: {error}", file=sys.stderr)
-    return [
-        WorkloadEntry(
-            name=workload.name,
-            help=workload.help,
-            unit=workload.unit,
-            parameters=workload.parameters,
-            flops=workload.flops,
-            flops_source=workload.flops_source or None,
-            sizes=["full", "tiny"] if workload.tiny is not None else ["full"],
-            needs=workload.library or None,
-            source=workload.source,
-            published=PUBLISHED[workload.name].named if workload.name in PUBLISHED else None,
-            package=packages[workload.name].origin if workload.name in packages else None,
-        )
-        for workload in (*WORKLOADS.values(), *of_libraries, *of_plugins)
-    ]
+    return [_workload_entry(workload) for workload in (*WORKLOADS.values(), *of_libraries, *of_plugins)]
+
+
+def _workload_entry(workload: Workload) -> WorkloadEntry:
+    from prony_node.workloads import PUBLISHED, plugin_of
+
+    plugin = plugin_of(workload.name)
+    return WorkloadEntry(
+        name=workload.name,
+        help=workload.help,
+        unit=workload.unit,
+        parameters=workload.parameters,
+        flops=workload.flops,
+        flops_source=workload.flops_source or None,
+        sizes=["full", "tiny"] if workload.tiny is not None else ["full"],
+        needs=workload.library or None,
+        source=workload.source,
+        published=PUBLISHED[workload.name].named if workload.name in PUBLISHED else None,
+        package=plugin.origin if plugin is not None else None,
+    )
 
 
 def _settings() -> list[SettingEntry]:
@@ -250,39 +251,120 @@ def _print_plugins(entries: Sequence[PluginEntry]) -> None:
         print("no package adds anything to Prony in this Python; docs/developers/plug-ins.md says how one does")
 
 
-def _print_noted(entries: Sequence[Noted]) -> None:
+def _print_table(what: str, entries: Sequence[Entry]) -> None:
+    """A line each. A narrow terminal cuts the last column, of which the detail has the rest."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from prony.cli.console import is_limited, make_console
+
+    head, rows = _workload_rows(entries) if what == "workloads" else _help_rows(what, entries)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    console, before = make_console(), sum(widths[:-1]) + GAP * len(widths[:-1])
+    if not is_limited(console):
+        console.width = max(console.width, before + widths[-1])
+    widths[-1] = min(widths[-1], console.width - before)
+    table = Table.grid(padding=(0, GAP))
+    for title, width in zip(head, widths, strict=True):
+        table.add_column(justify="right" if title in RIGHT else "left", no_wrap=True, overflow="ellipsis", width=width)
+    table.add_row(*(Text(title, "dim") for title in head))
+    for name, *cells in rows:
+        table.add_row(Text(name, "bold"), *map(Text, cells))
+    console.print(table)
+    console.print(Text(f"details: prony list {what} NAME", "dim"))
+
+
+def _workload_rows(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    from prony.report.numbers import NOTHING
+    from prony_node.workloads import find_workload
+
+    rows = []
+    for entry in entries:
+        assert isinstance(entry, WorkloadEntry)
+        rows.append([entry.name, find_workload(entry.name).task or NOTHING, _count(entry.parameters), entry.unit])
+    return ["workload", "task", "parameters", "unit"], rows
+
+
+def _help_rows(what: str, entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for entry in entries:
+        assert not isinstance(entry, WorkloadEntry | PluginEntry)
+        trials = [str(len(entry.trials))] if isinstance(entry, SuiteEntry | StudyEntry) else []
+        rows.append([entry.name, *trials, entry.help])
+    return [SINGULAR[what], *(["trials"] if what in ("suites", "studies") else []), "what it is"], rows
+
+
+def _print_entry(entry: Entry) -> None:
+    """What is known of one, a line a fact."""
     from rich.table import Table
     from rich.text import Text
 
     from prony.cli.console import make_console
 
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    match entry:
+        case WorkloadEntry():
+            lines = _workload_lines(entry)
+        case SettingEntry():
+            lines = [("values", entry.values), ("of workloads", ", ".join(entry.workloads or ["all"]))]
+        case KernelEntry():
+            lines = [("mode", entry.mode or "train and infer"), ("of workloads", ", ".join(entry.workloads))]
+        case SuiteEntry():
+            lines = [("trials", _trials(entry.trials))]
+        case StudyEntry():
+            lines = [("source", entry.source), ("sizes", ", ".join(entry.sizes)), ("trials", _trials(entry.trials))]
+        case PluginEntry():
+            lines = [("package", f"{entry.package} {entry.version}"), ("object", entry.value)]
+            lines += [("refused", entry.refused)] if entry.refused else []
+    table = Table.grid(padding=(0, GAP))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for entry in entries:
-        table.add_row(Text(entry.name, "bold"), Text.assemble(entry.help, (f"  ({entry.note})", "dim")))
-    make_console().print(table)
+    for label, text in lines:
+        table.add_row(Text(f"  {label}", "dim"), Text(text))
+    console = make_console()
+    said = entry.adds if isinstance(entry, PluginEntry) else entry.help
+    console.print(Text.assemble((entry.name, "bold"), "  ", said))
+    console.print(table)
 
 
-def _print_workloads(entries: Sequence[WorkloadEntry]) -> None:
-    from rich.table import Table
-    from rich.text import Text
+def _workload_lines(entry: WorkloadEntry) -> Lines:
+    from prony.analysis.summary import show_setting
+    from prony.report.numbers import NOTHING, format_si
+    from prony_node.workloads import find_workload
 
-    from prony.cli.console import make_console
+    workload = find_workload(entry.name)
+    lines = [
+        ("task", workload.task or NOTHING),
+        ("unit", entry.unit),
+        ("parameters", f"{entry.parameters:,}" if entry.parameters else NOTHING),
+    ]
+    if entry.flops:
+        source = f"; {entry.flops_source}" if entry.flops_source else ""
+        lines.append(("FLOP", f"{format_si(entry.flops, '')} per sample, forward, a multiply-add being two{source}"))
+    for mode in workload.modes:
+        sizes = [
+            f"{workload.batch[key]} on {place}" for kind, place in KINDS if (key := f"{mode}/{kind}") in workload.batch
+        ]
+        lines.append((f"batch_size, {mode}", ", ".join(sizes)))
+    lines += [("sizes", ", ".join(entry.sizes))]
+    lines += [("needs", entry.needs)] if entry.needs else []
+    lines += [("source", entry.source)]
+    lines += [("published", f"{entry.published} (preset=published)")] if entry.published else []
+    lines += [("package", entry.package)] if entry.package else []
+    for number, setting in enumerate(workload.own_settings()):
+        default = f"; default {show_setting(workload.fixed[setting.name])}" if setting.name in workload.fixed else ""
+        lines.append(("" if number else "own settings", f"{setting.name}: {setting.help}{default}"))
+    for number, kernel in enumerate(workload.kernels):
+        lines.append(("" if number else "kernels", f"{kernel.name}: {kernel.help}"))
+    return lines
+
+
+def _trials(trials: Sequence[TrialEntry]) -> str:
+    from prony_node.contract.trial import Trial
+
+    return "\n".join(str(Trial(trial.workload, dict(trial.settings))) for trial in trials)
+
+
+def _count(number: int | None) -> str:
     from prony.report.numbers import NOTHING, format_si
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name, side in (("workload", "left"), ("unit", "left"), ("parameters", "right"), ("FLOP per sample", "right")):
-        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("what it is, and its source", overflow="fold")
-    for entry in entries:
-        numbers = (format_si(number, "") if number else NOTHING for number in (entry.parameters, entry.flops))
-        table.add_row(
-            Text(entry.name, "bold"),
-            entry.unit,
-            *(Text(number) for number in numbers),
-            Text.assemble(entry.help, "\n", (entry.sources, "dim")),
-        )
-    table.caption = "FLOP: of the forward pass, a multiply-add being two; --json says where each figure stands"
-    table.caption_justify = "left"
-    make_console().print(table)
+    return format_si(number, "") if number else NOTHING

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from prony.cli.asking import job_of
+from prony.cli.clean import has_reader
 from prony.cli.options import ROOTS_HELP
 from prony.engine.history import runs_root
 from prony.sites.collect import LogTail, log_of, read_text
@@ -46,7 +47,7 @@ def logs(
         last = load(job.folder).state == ENDED_STATE or not follow
         for title, log in sources.items():
             _print_new(title, log.read(last), several=len(sources) > 1)
-        if last:
+        if last or not has_reader():
             return
         time.sleep(LOOK_EVERY_S)
 

@@ -18,6 +18,7 @@ from prony.cli.clean import clean_output
 from prony_node.contract.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_OK,
     EXIT_REQUEST,
     ParameterError,
     RequestError,
@@ -63,13 +64,24 @@ VERBS = {
     "doctor": Verb("prony.cli.doctor", "doctor", "Describe this machine as Prony sees it."),
 }
 
+EXAMPLES = (
+    ("prony run resnet50", "Measure a workload on this machine."),
+    ("prony sweep gpt-117m batch_size=1..64", "Measure a range of settings."),
+    ("prony show latest", "Show the newest result and its checks."),
+    ("prony compare RUN_A RUN_B", "Say which of two runs is faster."),
+    ("prony list workloads", "List what can be measured."),
+)
+
 
 def main() -> None:
     """The entry point of `prony`; it exits with 0, 1, 2 or 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale without a dash is no reason to fail after hours
     clean_output()
-    words = sys.argv[1:] or ["--help"]
+    words = sys.argv[1:]
+    if not words:
+        print_examples()
+        sys.exit(EXIT_OK)
     verb = next((word for word in words if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
         guess = nearest(verb, VERBS)
@@ -79,6 +91,15 @@ def main() -> None:
         make_app(verb)(args=words, prog_name="prony")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def print_examples() -> None:
+    """What to type first; `prony --help` has the rest."""
+    width = max(len(command) for command, _ in EXAMPLES)
+    print("Measure AI workloads on this machine, so that the number can be defended.\n")
+    for command, what in EXAMPLES:
+        print(f"  {command:<{width}}  {what}")
+    print("\nAll commands: prony --help. Options of one: prony run --help.")
 
 
 def make_app(chosen: str | None) -> typer.Typer:

@@ -6,7 +6,8 @@ import csv
 import json
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 from prony.cli.asking import open_store
 from prony.cli.options import LARGEST_LIMIT, RUNS_HELP
-from prony_node.contract.errors import RequestError, unknown
+from prony_node.contract.errors import RequestError, counted, unknown
 from prony_node.contract.run_folder import NO
 
 if TYPE_CHECKING:
@@ -22,9 +23,18 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "json")
 LONGEST_CELL = 80
-LEAST_TEXT = 12  # columns of a text, which is folded there at the earliest
+GAP = 2  # columns between two columns
+LEAST_TEXT = 24  # columns of a text, which is folded there at the earliest
+NAMED_COLUMNS = 8  # of those that are left out
 NAMED = 3  # runs that do not verify, by their ids
 KINDS = ("record", "anchor", "both")
+# What a narrow terminal shows of the usual columns, most important first; an id begins with its workload.
+IMPORTANT = {
+    "record": ("id", "throughput", "unit", "batch_size", "mode", "precision", "device", "devices", "workload"),
+    "anchor": (
+        "value", "metric", "unit", "workload", "source", "batch_size", "precision", "device", "mode", "devices",
+    ),
+}  # fmt: skip
 
 
 def query(
@@ -45,11 +55,13 @@ def query(
         str | None, typer.Option(metavar="SELECT", help="SQL on run, run_detail and anchor; it only reads.")
     ] = None,
     form: Annotated[str, typer.Option("--format", metavar="table|csv|json", help="How to print the answer.")] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", "--out", help=RUNS_HELP)] = None,
 ) -> None:
     """Ask the store: filter, sort and choose columns of records."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
+    form = "json" if as_json else form
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
     if sql is not None and (where or sort or columns):
@@ -87,7 +99,7 @@ def _print(answers: dict[str, QueryAnswer], form: str, limit: int) -> None:
     answers = {kind: replace(answer, rows=answer.rows[:limit]) for kind, answer in answers.items()}
     if form == "table":
         for kind, answer in answers.items():
-            _print_table(answer, f"{kind}s" if marked else None, kind in cut)
+            _print_table(kind, answer, f"{kind}s" if marked else None, kind in cut)
         return
     if cut:
         print(f"prony: the first {limit}; --limit N gives more", file=sys.stderr)
@@ -112,29 +124,76 @@ def _in_one_line_end(value: Any) -> Any:
     return value.replace("\r\n", "\n").replace("\r", "\n") if isinstance(value, str) else value
 
 
-def _print_table(answer: QueryAnswer, title: str | None, is_cut: bool) -> None:
+@dataclass(frozen=True, eq=False)  # SQL may name two columns alike
+class Column:
+    name: str
+    cells: list[str]
+    is_number: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_number or self.name == "id"
+
+    @property
+    def longest(self) -> int:
+        return min(LONGEST_CELL, max(map(len, (self.name, *self.cells))))
+
+    @property
+    def least(self) -> int:
+        """Characters that it needs at least; a long text may take several lines."""
+        return self.longest if self.is_whole else min(self.longest, LEAST_TEXT)
+
+
+def _columns(answer: QueryAnswer) -> list[Column]:
+    return [
+        Column(
+            name, [_shown(row[n]) for row in answer.rows], any(isinstance(row[n], (int, float)) for row in answer.rows)
+        )
+        for n, name in enumerate(answer.columns)
+    ]
+
+
+def fitting(columns: Sequence[Column], important: Sequence[str], width: int) -> list[Column]:
+    """The columns that a width has room for, in their order: the least important are left out first, one stays.
+
+    Of columns that somebody chose, the last is the least important.
+    """
+    names = [column.name for column in columns]
+    ranks = {name: rank for rank, name in enumerate(important if sorted(important) == sorted(names) else names)}
+    left = list(columns)
+    while len(left) > 1 and sum(column.least for column in left) + GAP * (len(left) - 1) > width:
+        left.remove(max(left, key=lambda column: ranks[column.name]))
+    return left
+
+
+def _print_table(kind: str, answer: QueryAnswer, title: str | None, is_cut: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from prony.cli.console import make_console
+    from prony.cli.console import is_limited, make_console
 
-    console = make_console()
+    console, columns = make_console(), _columns(answer)
+    if is_limited(console):
+        shown = fitting(columns, IMPORTANT.get(kind, ()), console.width)
+        console.width = max(console.width, shown[0].least)  # the terminal wraps a line; a letter per line is unreadable
+    else:
+        shown = columns
+        console.width = max(console.width, sum(column.longest + GAP for column in columns))
     table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
-    numbers = [any(isinstance(row[n], (int, float)) for row in answer.rows) for n in range(len(answer.columns))]
-    cells = [[_shown(value) for value in row] for row in answer.rows]
-    least = 0
-    for n, (name, is_number) in enumerate(zip(answer.columns, numbers, strict=True)):
-        whole = is_number or name == "id"
-        longest = min(LONGEST_CELL, max(len(text) for text in (name, *(row[n] for row in cells))))
-        width = longest if whole else min(longest, LEAST_TEXT)
+    for column in shown:
         table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=whole, overflow="fold", min_width=width
-        )
-        least += width + 2
-    for row in cells:
-        table.add_row(*map(Text, row))
-    console.width = max(console.width, least)  # the terminal wraps what is wider: one letter per line is unreadable
+            Text(column.name), justify="right" if column.is_number else "left", no_wrap=column.is_whole,
+            overflow="fold", min_width=column.least,
+        )  # fmt: skip
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*map(Text, cells))
     console.print(table)
+    left_out = [column.name for column in columns if column not in shown]
+    if left_out:
+        names = ", ".join(left_out[:NAMED_COLUMNS]) + (", ..." if len(left_out) > NAMED_COLUMNS else "")
+        named = f"{counted(len(left_out), 'column')} left out ({names})"
+        them = "it" if len(left_out) == 1 else "them"
+        console.print(f"{named}; a wider terminal or --json shows {them}", style="dim")
     if not answer.rows:
         console.print("nothing matches", style="dim")
     elif is_cut:

@@ -11,7 +11,7 @@ import typer
 from prony import api
 from prony.cli.console import make_console
 from prony.cli.options import OUT_HELP, JobOptions, SiteName
-from prony.cli.present import exit_code, exit_if_not_followed, print_json, warn
+from prony.cli.present import exit_code, exit_if_not_followed, print_json, warn, where_lines
 from prony.cli.progress import make_display
 from prony.engine.runs import RunOutcome, StudyOutcome, doubts
 from prony_node.contract.errors import EXIT_FAILED
@@ -52,8 +52,11 @@ def run(
         print_json(outcome.outcomes, several=outcome.asked > 1)
     else:
         _print_outcomes(outcome)
-    if outcome.study.is_suite and outcome.outcomes:
-        write_report(outcome.outcomes, outcome.root)
+    report = write_report(outcome.outcomes, outcome.root) if outcome.study.is_suite and outcome.outcomes else None
+    if not as_json and len(outcome.outcomes) > 1:
+        _print_summary(outcome, report)
+    elif report is not None:
+        print(f"report: {report}", file=sys.stderr)  # --json stays alone on stdout
     for record in outcome.records:
         if record.failure is None and (said := doubts(record, strict)):
             warn(f"{record.id} {said}")
@@ -67,7 +70,7 @@ def run(
 
 
 def _print_outcomes(outcome: StudyOutcome) -> None:
-    """One record in full, several as a table; each way ends with where the run folders are."""
+    """One record in full, with its run folder; several as a table."""
     from prony.cli.tables import print_record, print_repeats, results_table
 
     console, runs = make_console(), outcome.outcomes
@@ -76,11 +79,22 @@ def _print_outcomes(outcome: StudyOutcome) -> None:
     elif runs:
         console.print(results_table(outcome.records))
         print_repeats(console, outcome.records)
-        console.print(f"run folders: {outcome.root.absolute()}", markup=False, soft_wrap=True)
 
 
-def write_report(outcomes: list[RunOutcome], root: Path) -> None:
-    """A suite ends with its report; on stderr, so that --json stays alone on stdout."""
+def _print_summary(outcome: StudyOutcome, report: str | None) -> None:
+    """The best trial, the doubts, and where to read on: what stands right above the next prompt."""
+    from prony.cli.closing import best_lines, doubts_of
+
+    folders, page = where_lines(outcome.outcomes)
+    places = [page if report is None else f"report: {report}", folders]
+    console = make_console()
+    console.print()
+    for line in (*best_lines(outcome.records), f"doubts: {doubts_of(outcome.records)}", *places):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def write_report(outcomes: list[RunOutcome], root: Path) -> str | None:
+    """Write the report that a suite ends with, and return where it is; None where none could be made."""
     from prony.cli.report import own_name_note, report_file, say_without_plots
 
     out = report_file(root.absolute())
@@ -90,6 +104,6 @@ def write_report(outcomes: list[RunOutcome], root: Path) -> None:
         build_report([outcome.folder for outcome in outcomes], out, follow=False)
     except Exception as error:  # the records are there; a report can be made again
         print(f"prony: no report was made: {type(error).__name__}: {error}", file=sys.stderr)
-        return
-    print(f"report: {out}{own_name_note(out)}", file=sys.stderr)
+        return None
     say_without_plots()
+    return f"{out}{own_name_note(out)}"

@@ -534,18 +534,25 @@ def main(words: list[str]) -> int:
         return 2
 
 
+def _answer(text: str) -> int:
+    """Print what was asked about, also to a reader who has seen enough, as `head` has."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        sys.stdout = None
+    return 0
+
+
 def _main(words: list[str]) -> int:
     own, command = split(words)
     options = make_parser().parse_args(own)
     if options.help:
-        print(USAGE, end="")
-        return 0
+        return _answer(USAGE)
     interval_s, readers = parse_interval(options.interval), parse_readers(options.readers)
     if options.list_readers:
         names = reader_names()
         longest = max(map(len, names))
-        print("\n".join(f"{name:<{longest}}  {what}" for name, what in names.items()))
-        return 0
+        return _answer("".join(f"{name:<{longest}}  {what}\n" for name, what in names.items()))
     if options.watch:
         if command:
             raise RequestError(f"--watch shows this machine and runs no command; leave {command[0]!r} out")

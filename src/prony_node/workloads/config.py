@@ -413,6 +413,15 @@ WEIGHTS = Setting(
 )  # fmt: skip
 TINY_BATCH = 8
 AUGMENTED = ("images", "boxes", "masks")  # what is to be reconstructed stays as it is
+# What a model does with a sample of a data set, by what the sample must be.
+TASKS = {
+    "images": "image classification",
+    "masks": "semantic segmentation",
+    "boxes": "object detection",
+    "tokens": "language modeling",
+    "spans": "question answering",
+    "grey": "image reconstruction",
+}
 
 
 @dataclass(frozen=True)
@@ -468,6 +477,13 @@ class Workload:
         check_combination({"mode": self.modes[0], **parsed}, set(parsed))
         self._check_own(parsed)
         return parsed
+
+    @property
+    def task(self) -> str:
+        """What the model is for, in words for a list; "" where only its plug-in knows."""
+        if self.collective is not None:
+            return "collective communication"
+        return "ceiling of a device" if self.operation else TASKS.get(self.reads, "")
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from prony.cli.main import VERBS, guarded, main
-from prony.report.numbers import format_si
+from prony.cli.main import EXAMPLES, VERBS, guarded, main
 from prony_node.contract import RequestError
-from prony_node.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[4]
 
@@ -68,8 +66,15 @@ def test_help_names_every_verb_in_little_more_time_than_its_libraries_take() -> 
     assert min(ours) < 2 * min(theirs)
 
 
-def test_no_words_at_all_are_answered_with_help() -> None:
-    assert prony().stdout == prony("--help").stdout
+def test_no_words_at_all_are_answered_with_five_examples() -> None:
+    done = prony(columns=80)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    examples = [line.split("  ")[1] for line in lines if line.startswith("  prony ")]
+    assert examples == [command for command, _ in EXAMPLES]
+    assert len(examples) == 5
+    assert "prony --help" in lines[-1]
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("words", [(), ("study",), ("site",), ("data",), ("container",), ("store",)])
@@ -77,16 +82,6 @@ def test_a_list_of_commands_cuts_no_line_on_a_narrow_terminal(call: Call, words:
     listed = call(*words, "--help", columns=80).stdout.partition("Commands:")[2].splitlines()
     assert len(listed) > 2
     assert not [line for line in listed if line.endswith("...")]
-
-
-def test_the_list_of_workloads_has_a_row_for_each_with_its_figures_and_source() -> None:
-    shown = prony("list", "workloads").stdout
-    for workload in WORKLOADS.values():
-        row = next(line for line in shown.splitlines() if line.startswith(f"{workload.name} "))
-        assert row.split()[1] == workload.unit
-        for figure in (workload.parameters, workload.flops):
-            assert not figure or format_si(figure, "") in row
-        assert workload.source.partition(";")[0] in shown
 
 
 def test_the_version() -> None:

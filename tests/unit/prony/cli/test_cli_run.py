@@ -145,7 +145,21 @@ def test_a_suite_ends_in_a_table_and_a_report(tmp_path: Path) -> None:
     assert "wideresnet" in stdout
     assert "resnet50" in stdout
     assert (tmp_path / "report.html").exists(), stderr
-    assert str(tmp_path / "report.html") in stderr
+    *_, doubts, report, folders = stdout.splitlines()
+    assert doubts.startswith("doubts: ")
+    assert (report, folders) == (f"report: {tmp_path}/report.html", f"run folders: {tmp_path}")
+    assert "best: " not in stdout, "on a CPU no two of its trials are of one workload and mode"
+
+
+def test_several_runs_of_a_trial_end_in_a_summary(tmp_path: Path) -> None:
+    code, stdout, _ = prony(tmp_path, "run", "gpt-tiny", "steps=3", "--repeats", "2")
+    assert code == 0
+    _, result, doubts, page, folders = stdout.splitlines()[-5:]
+    assert result.startswith("result: gpt-tiny steps=3: ")
+    assert result.endswith("(95 % CI between 2 runs)")
+    assert doubts.startswith("doubts: ")
+    assert page.startswith("a page with plots: prony report ")
+    assert folders == f"run folders: {tmp_path}"
 
 
 def wait_for(root: Path, phase: str) -> None:

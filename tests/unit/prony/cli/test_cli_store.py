@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prony.cli.main import make_app
+from prony.cli.query import Column, fitting
 from prony.store.database import MARK
 
 FOREIGN = Path(__file__).parents[3] / "replay" / "foreign"
@@ -49,6 +50,33 @@ def test_query_as_table_csv_and_json(call: Call) -> None:
     assert (len(whole.stdout.splitlines()), whole.stderr) == (14, "")
     assert "the first" not in call("query", "--limit", "13").stdout
     assert json.loads(call("query", "--sql", "SELECT count(*) AS n FROM run", "--format", "json").stdout) == [{"n": 13}]
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters one below the other are no table."""
+    monkeypatch.setenv("COLUMNS", "80")
+    head, *lines = call("query").stdout.splitlines()
+    assert head.split() == ["id", "mode", "batch_size", "throughput", "unit"]
+    assert all(len(line.split()) == 5 for line in lines[:13])
+    assert max(map(len, lines)) <= 80
+    said = "4 columns left out (workload, precision, devices, device); a wider terminal or --json shows them"
+    assert " ".join(lines[13:]) == said
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "left out" not in call("query", "--columns", "id,mode,batch_size").stdout
+    monkeypatch.delenv("COLUMNS")
+    assert "left out" not in call("query", "--columns", "id,device,host,software,message,folder,throughput").stdout
+
+
+def test_of_chosen_columns_the_last_are_left_out_first() -> None:
+    columns = [Column("id", ["x" * 30], False), Column("message", ["y" * 90], False), Column("rate", ["1,000"], True)]
+    assert [column.name for column in fitting(columns, (), 80)] == ["id", "message", "rate"], "a text may be folded"
+    assert [column.name for column in fitting(columns, (), 60)] == ["id", "message"]
+    assert [column.name for column in fitting(columns, ("id", "rate", "message"), 60)] == ["id", "rate"]
+    assert [column.name for column in fitting(columns, (), 10)] == ["id"], "one stays"
+
+
+def test_json_is_a_word_for_the_format(call: Call) -> None:
+    assert call("query", "--json").stdout == call("query", "--format", "json").stdout
 
 
 @pytest.mark.parametrize(

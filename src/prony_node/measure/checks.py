@@ -23,7 +23,13 @@ def series_checks(estimate: Estimate | None, rule: StopRule, fixed: bool) -> lis
     """Steady, levels, blocks, tolerance."""
     if estimate is None:
         reason = "too few steps were timed to judge"
-        return [Check(name, "unknown", reason) for name in ("steady", "levels", "blocks", "tolerance")]
+        if fixed:
+            return [Check(name, "unknown", reason) for name in ("steady", "levels", "blocks", "tolerance")]
+        missing = "too few steps were timed for an interval: measure for longer"
+        return [
+            *(Check(name, "unknown", reason) for name in ("steady", "levels")),
+            *(Check(name, "warn", missing) for name in ("blocks", "tolerance")),
+        ]
     width = f"{estimate.relative_half_width:.2%}, {estimate.window_s:.3g} s"
     checks = []
     drift = "too few blocks to fit"

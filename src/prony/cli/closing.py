@@ -74,6 +74,8 @@ def _is_sound(record: Record) -> bool:
 def _rated(group: Group) -> RatedTrial | None:
     """The interval is that within the run, or between runs where there are several: the text says which."""
     name, rates = str(Trial(group.workload, group.settings)), [record.metric(RATE) for record in group.records]
+    warned = {check.name for record in group.records for check in record.checks if check.level == "warn"}
+    warning = f", with a warning: {', '.join(sorted(warned))}" if warned else ""
     known = [rate for rate in rates if rate is not None and rate.value is not None]
     if not known:
         return None
@@ -81,9 +83,9 @@ def _rated(group: Group) -> RatedTrial | None:
         (rate,) = known
         assert rate.value is not None
         shown = format_rate(rate.value, rate.unit, rate.low, rate.high)
-        return RatedTrial(name, rate.value, shown + (" (95 % CI)" if rate.low is not None else ""))
+        return RatedTrial(name, rate.value, shown + (" (95 % CI)" if rate.low is not None else "") + warning)
     (spread,) = group.spreads
     shown = format_rate(spread.mean, known[0].unit, spread.low, spread.high)
     things = counted(spread.count, "seed" if len(group.seeds) > 1 else "run")
     between = f" (95 % CI between {things})" if spread.low is not None else f" (mean of {counted(len(known), 'run')})"
-    return RatedTrial(name, spread.mean, shown + between)
+    return RatedTrial(name, spread.mean, shown + between + warning)

@@ -47,6 +47,11 @@ def test_a_rate_that_fails_a_check_is_never_the_best(record: Record) -> None:
     assert "batch_size=8" in line
 
 
+def test_the_best_trial_keeps_its_warning(record: Record) -> None:
+    (line,) = best_lines([other(record, 8, 0.5), other(record, 16, 1.0, "warn")])
+    assert line.endswith("(95 % CI), with a warning: clocks")
+
+
 def test_a_trial_without_a_rival_is_no_best_one(record: Record) -> None:
     elsewhere = replace(record, trial=replace(record.trial, workload="vit-l"))
     assert best_lines([record, elsewhere]) == []

@@ -154,8 +154,8 @@ SETTINGS: dict[str, Setting] = {
         Setting("compile", "choice", "torch.compile and its mode",
                 ("off", "default", "reduce-overhead", "max-autotune")),
         Setting("kernels", "names", "implementations of layers. default: the fastest shown for this workload and "
-                "device; library: the library's; a list of names: exactly these", (DEFAULT, LIBRARY), pattern=KERNEL_NAME,
-                example="default | library | names such as folded-stem,fused-blocks"),
+                "device; library: the library's; a list of names: exactly these", (DEFAULT, LIBRARY),
+                pattern=KERNEL_NAME, example="default | library | names such as folded-stem,fused-blocks"),
         Setting("compile_cache", "choice", "cold: compile into an empty cache; warm: keep the cache of earlier runs",
                 ("cold", "warm")),
         Setting("graphs", "flag", "capture the whole step as one device graph (CUDA, ROCm); dino-swin-l: most of it"),

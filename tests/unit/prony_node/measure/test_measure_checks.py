@@ -56,8 +56,14 @@ def test_the_series_is_judged_by_its_estimate(change: dict[str, Any], name: str,
     assert levels(series_checks(replace(GOOD, **change), RULE, fixed=False))[name] == level
 
 
+def test_a_rate_of_too_few_steps_for_an_interval_is_a_doubt() -> None:
+    """A run of one step printed a rate, and on a quiet machine nothing spoke against it."""
+    found = levels(series_checks(None, RULE, fixed=False))
+    assert found == {"steady": "unknown", "levels": "unknown", "blocks": "warn", "tolerance": "warn"}
+
+
 def test_a_series_that_was_not_estimated_or_not_steered_is_unknown() -> None:
-    assert set(levels(series_checks(None, RULE, fixed=False)).values()) == {"unknown"}
+    assert set(levels(series_checks(None, RULE, fixed=True)).values()) == {"unknown"}
     assert levels(series_checks(GOOD, RULE, fixed=True))["tolerance"] == "unknown"
     few = replace(GOOD, independent_blocks=12.0)
     assert levels(series_checks(few, RULE, fixed=True))["blocks"] == "unknown"

@@ -161,7 +161,7 @@ def own_settings_table() -> Lines:
     owners: dict[str, list[str]] = {}
     known = {}
     for workload in WORKLOADS.values():
-        for setting in workload.settings:
+        for setting in workload.own_settings():
             owners.setdefault(setting.name, []).append(workload.name)
             known[setting.name] = setting
     rows = [[code(name), ", ".join(owners[name]), values_of(one), one.help] for name, one in known.items()]

@@ -116,6 +116,7 @@ def walk(plan: Plan, whole: Journal, place: RankPosition, describe: Callable[[Ex
             traceback.print_exc()
             journal.keep(status="failed", failure=describe(error, journal.result.memory_free or ""))
         found = journal.result
+        files.remove(whole.folder / files.COMPILE_CACHE)  # the next size compiles into an empty one too
         _keep_size(whole.folder, batch, found)
         if found.status != "ok":
             return

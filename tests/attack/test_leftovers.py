@@ -288,14 +288,13 @@ software.source_facts(Path.cwd())
 """,
     "prony-verify-": """
 import contextlib
-from prony.cli import verify
+from prony.engine import verify
 from prony.store import archive
 @contextlib.contextmanager
 def unpacked(*_):
     yield sys.stdin.readline()
 archive.unpacked = unpacked
-with contextlib.ExitStack() as places:
-    next(verify._of_archive(Path("/dev/null"), places))
+next(verify._of_archive(Path("/dev/null")))
 """,
     "prony-survey-": """
 from prony_node.power import sampler

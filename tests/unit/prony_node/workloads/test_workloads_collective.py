@@ -126,7 +126,7 @@ def a_wrong_answer_has_no_time():
     journal = Journal(folder)
     measure_collective(setup, journal)
     found = journal.result
-    assert [(row["time_s"], row["reason"]) for row in found.collective["curve"]] == [
+    assert [(row.time_s, row.reason) for row in found.collective.curve] == [
         (None, "the answer was wrong on rank 0, 1, 2")] * 2
     assert found.metrics["throughput"].reason == "the answer was wrong on rank 0, 1, 2"
     assert [(check.name, check.level) for check in found.checks] == [("collective", "fail")]

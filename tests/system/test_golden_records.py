@@ -76,7 +76,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_record_is_what_it_was(name: str, place: Path, quick_ranks: dict[str, str]) -> None:
     if name == "out-of-memory" and not sys.platform.startswith("linux"):
         pytest.skip("the cap on a CPU's memory is Linux's")
-    record = make(name, place, quick_ranks if name in QUICK else {})
+    for number in range(3):
+        record = make(name, place, place / f"runs-{name}-{number}", quick_ranks if name in QUICK else {})
+        if not held_up(record):
+            break
     shown = json.dumps(outline(record, place), indent=1, sort_keys=True) + "\n"
     path = GOLDEN / f"{name}.json"
     if os.environ.get("PRONY_GOLDEN") == "write":
@@ -85,9 +88,14 @@ def test_a_record_is_what_it_was(name: str, place: Path, quick_ranks: dict[str, 
     assert shown == path.read_text(encoding="utf-8"), f"{path} differs; PRONY_GOLDEN=write renews it"
 
 
-def make(name: str, place: Path, ranks: dict[str, str]) -> dict[str, Any]:
+def held_up(record: dict[str, Any]) -> bool:
+    """Whether a step took so long on a loaded machine that the few steps of the run have no interval."""
+    rate = record["metrics"].get("throughput") or {}
+    return record["status"] == "ok" and str(rate.get("interval")).startswith("none")
+
+
+def make(name: str, place: Path, runs: Path, ranks: dict[str, str]) -> dict[str, Any]:
     """The record of one run, whatever its end; a run is interrupted when it measures."""
-    runs = place / f"runs-{name}"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PRONY_") or key == "PRONY_LOCKS"}
     environment = {**kept, "PYTHONPATH": str(ROOT / "src"), "PRONY_RUNS": str(runs), **ranks}
     words = [word.replace("{images}", str(place / "images")) for word in CASES[name]]

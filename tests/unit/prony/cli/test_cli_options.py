@@ -72,7 +72,9 @@ def functions() -> dict[str, Any]:
         loaded = getattr(importlib.import_module(verb.module), verb.function)
         if isinstance(loaded, typer.Typer):
             commands = loaded.registered_commands
-            found |= {f"{name} {one.callback.__name__}": one.callback for one in commands if one.callback}
+            # An app that was made of them in this process has wrapped them.
+            own = [inspect.unwrap(one.callback) for one in commands if one.callback]
+            found |= {f"{name} {one.__name__}": one for one in own}
         else:
             found[name] = loaded
     return found

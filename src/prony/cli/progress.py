@@ -135,13 +135,13 @@ class Display:
         self.close()
 
     def begin(self, title: str) -> None:
-        raise NotImplementedError
+        """A run begins."""
 
     def update(self, line: ProgressLine) -> None:
-        raise NotImplementedError
+        """How far the run has come."""
 
     def note(self, text: str) -> None:
-        raise NotImplementedError
+        """A sentence about the runs, to stand above them."""
 
     def end(self) -> None:
         """The run has ended; nothing is left open."""
@@ -160,7 +160,7 @@ def make_display(console: Console) -> Display:
 
 def describe(line: ProgressLine) -> str:
     """One line of progress for a person."""
-    words = [PHASE_NAMES.get(line.phase, line.phase)]
+    words = [PHASE_NAMES.get(line.phase, line.phase.replace("_", " "))]
     if line.rate is not None:
         text = format_rate(line.rate, line.unit)
         if line.half_width is not None:
